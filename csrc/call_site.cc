@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "call_site.h"
+
+#include <cstdio>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "error.h"
+#include "libraries.h"
+#include "plans.h"
+#include "stage_clock.h"
+
+namespace jaxcudnn {
+namespace {
+
+// Where a copy may start: as XLA's own buffers do.
+constexpr int64_t kCopyAlignment = 256;
+
+int64_t RoundUp(int64_t bytes) {
+  return (bytes + kCopyAlignment - 1) / kCopyAlignment * kCopyAlignment;
+}
+
+bool IsAligned(const void* buffer) {
+  return reinterpret_cast<uintptr_t>(buffer) % kFullAlignment == 0;
+}
+
+bool AreAligned(const Buffers& buffers) {
+  return IsAligned(buffers[0]) && IsAligned(buffers[1]) && IsAligned(buffers[2]);
+}
+
+int64_t BytesOf(const std::vector<int64_t>& sizes, DataType dtype) {
+  return std::accumulate(sizes.begin(), sizes.end(), RowOf(dtype).bytes, std::multiplies<>());
+}
+
+std::array<int64_t, 3> BufferBytes(const ConvSpec& spec) {
+  const int64_t x = BytesOf(spec.x, spec.dtype);
+  const int64_t w = BytesOf(spec.w, spec.dtype);
+  const int64_t y = BytesOf(spec.y, spec.dtype);
+  switch (spec.op) {
+    case ConvOp::kFprop:
+      return {x, w, y};
+    case ConvOp::kDgrad:
+      return {y, w, x};
+    case ConvOp::kWgrad:
+      return {x, y, w};
+  }
+  throw Error(ErrorCode::kInternal, "a ConvOp is missing from BufferBytes");
+}
+
+void SayOnceThatThisIsSlow() {
+  static const bool said = [] {
+    std::fprintf(stderr,
+                 "jaxcudnn: a convolution's input or output lies at an address that is not a "
+                 "multiple of 16 bytes (a slice of a larger array); it is computed by a correct "
+                 "but slow plan. jax.lax.optimization_barrier on the slice makes it fast.\n");
+    return true;
+  }();
+  (void)said;
+}
+
+}  // namespace
+
+CallSite::CallSite(ConvSpec spec, int64_t workspace_limit)
+    : spec_(std::move(spec)), workspace_limit_(workspace_limit), bytes_(BufferBytes(spec_)) {}
+
+void CallSite::Prepare(int device, const Buffers& buffers, const Workspace& workspace) {
+  (void)HandleOf(device);  // so that Execute never creates it; refuses a device out of range
+  const Plan& fast = PreparePlan(kFast, device, workspace);
+  Buffers moved = buffers;
+  if (AreAligned(buffers) || Relocate(fast, workspace, moved)) return;
+  PreparePlan(kAnyAddress, device, workspace);
+  SayOnceThatThisIsSlow();
+}
+
+const Plan& CallSite::PreparePlan(Kind kind, int device, const Workspace& workspace) {
+  std::atomic<const Plan*>& slot = plans_[static_cast<size_t>(device)][kind];
+  if (const Plan* plan = slot.load(std::memory_order_acquire)) return *plan;
+  std::shared_ptr<const Plan> plan = FindPlan(kind, device, workspace);
+  std::lock_guard<std::mutex> lock(mutex_);
+  owned_.push_back(plan);  // another thread may have stored the same one
+  slot.store(plan.get(), std::memory_order_release);
+  return *plan;
+}
+
+std::shared_ptr<const Plan> CallSite::FindPlan(Kind kind, int device,
+                                               const Workspace& workspace) const {
+  PlanRequest request{spec_, workspace_limit_, kFullAlignment, device};
+  if (kind == kFast) {
+    // On the machine that sized the workspace this is the plan that it was sized for. Elsewhere
+    // that plan may need more: then the first that fits what there is.
+    auto plan = GetPlan(request);
+    if (plan->workspace_size() <= workspace.bytes) return plan;
+  } else {
+    request.alignment = RowOf(spec_.dtype).bytes;
+  }
+  request.workspace_limit = workspace.bytes;
+  return GetPlan(request);
+}
+
+const Plan& CallSite::PreparedPlan(Kind kind, int device) const {
+  const Plan* plan = nullptr;
+  if (device >= 0 && device < kMaxDevices) {
+    plan = plans_[static_cast<size_t>(device)][kind].load(std::memory_order_acquire);
+  }
+  if (!plan) {
+    throw Error(ErrorCode::kFailedPrecondition,
+                "Execute was reached without Initialize for buffers at such addresses");
+  }
+  return *plan;
+}
+
+/// Gives each misaligned buffer a place behind the plan's own part of the workspace; false if that
+/// is too small.
+bool CallSite::Relocate(const Plan& plan, const Workspace& workspace, Buffers& buffers) const {
+  int64_t offset = RoundUp(plan.workspace_size());
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    if (IsAligned(buffers[i])) continue;
+    buffers[i] = static_cast<char*>(workspace.data) + offset;
+    offset += RoundUp(bytes_[i]);
+  }
+  return offset <= workspace.bytes;
+}
+
+void CallSite::Execute(int device, cudaStream_t stream, const Buffers& buffers,
+                       const Workspace& workspace) const {
+  const Plan* plan = &PreparedPlan(kFast, device);
+  Buffers moved = buffers;
+  if (!AreAligned(buffers) && !Relocate(*plan, workspace, moved)) {
+    plan = &PreparedPlan(kAnyAddress, device);
+    moved = buffers;
+  }
+  const auto copy = [&](size_t i, void* to, const void* from) {
+    if (moved[i] != buffers[i]) CopyOnDevice(to, from, static_cast<size_t>(bytes_[i]), stream);
+  };
+  copy(0, moved[0], buffers[0]);
+  copy(1, moved[1], buffers[1]);
+  {
+    HandleLease lease(HandleOf(device), stream);
+    SectionTimer timer(StageClock::kEnqueue);
+    plan->Execute(lease.get(), moved, workspace.data);
+  }
+  copy(2, buffers[2], moved[2]);
+}
+
+}  // namespace jaxcudnn

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "conv_spec.h"
+#include "handle_pool.h"
+#include "planner.h"
+
+namespace jaxcudnn {
+
+/// The workspace that XLA reserved for a call.
+struct Workspace {
+  void* data;
+  int64_t bytes;
+};
+
+/// One custom call of one executable: what it computes, and the plans with which it does so on each
+/// device. Shared by all devices and all concurrent runs of the executable.
+///
+/// XLA may place an operand or the result inside a larger array, at an address that cuDNN's fast
+/// plans refuse. Such buffers are copied to and from what the plan leaves of the workspace; when
+/// they do not fit there, a plan for any address takes over.
+class CallSite {
+ public:
+  CallSite(ConvSpec spec, int64_t workspace_limit);
+
+  /// Makes sure that `Execute` with these buffers will find its plan and its handle. May allocate,
+  /// build and take milliseconds at the first call; afterwards it is one look-up.
+  void Prepare(int device, const Buffers& buffers, const Workspace& workspace);
+
+  /// Enqueues the convolution; only legal after Prepare with equally aligned buffers.
+  void Execute(int device, cudaStream_t stream, const Buffers& buffers,
+               const Workspace& workspace) const;
+
+ private:
+  enum Kind { kFast, kAnyAddress, kKinds };
+  using Slots = std::array<std::atomic<const Plan*>, kKinds>;
+
+  const Plan& PreparePlan(Kind kind, int device, const Workspace& workspace);
+  [[nodiscard]] const Plan& PreparedPlan(Kind kind, int device) const;
+  [[nodiscard]] std::shared_ptr<const Plan> FindPlan(Kind kind, int device,
+                                                     const Workspace& workspace) const;
+  [[nodiscard]] bool Relocate(const Plan& plan, const Workspace& workspace, Buffers& buffers) const;
+
+  ConvSpec spec_;
+  int64_t workspace_limit_;
+  std::array<int64_t, 3> bytes_;                    // of the buffers, in their order
+  std::array<Slots, kMaxDevices> plans_{};          // read without a lock by Execute
+  std::mutex mutex_;                                // guards owned_
+  std::vector<std::shared_ptr<const Plan>> owned_;  // a plan lives as long as its executable
+};
+
+}  // namespace jaxcudnn

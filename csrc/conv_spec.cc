@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "conv_spec.h"
+
+#include "error.h"
+
+namespace jaxcudnn {
+namespace {
+
+struct ConvOpRow {
+  ConvOp op;
+  std::string_view name;
+};
+constexpr ConvOpRow kConvOps[] = {
+    {ConvOp::kFprop, "fprop"}, {ConvOp::kDgrad, "dgrad"}, {ConvOp::kWgrad, "wgrad"}};
+
+// So large that it refuses nothing real, so small that sums of three such numbers do not overflow.
+constexpr int64_t kLargest = int64_t{1} << 60;
+
+void Require(bool condition, const ConvSpec& spec, const std::string& rule) {
+  if (!condition) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "attributes of the custom call: " + rule + ", got " + TextOf(spec));
+  }
+}
+
+}  // namespace
+
+ConvOp ConvOpFromName(std::string_view name) {
+  for (const ConvOpRow& row : kConvOps) {
+    if (row.name == name) return row.op;
+  }
+  throw Error(ErrorCode::kInvalidArgument, "unknown operation '" + std::string(name) + "'");
+}
+
+std::string_view NameOf(ConvOp op) {
+  for (const ConvOpRow& row : kConvOps) {
+    if (row.op == op) return row.name;
+  }
+  throw Error(ErrorCode::kInternal, "a ConvOp is missing from kConvOps");
+}
+
+void Validate(const ConvSpec& spec) {
+  const size_t spatial = spec.spatial_rank();
+  Require(spatial == 2 || spatial == 3, spec, "there must be two or three spatial dimensions");
+  for (const auto* sizes : {&spec.x, &spec.w, &spec.y}) {
+    Require(sizes->size() == spatial + 2, spec,
+            "x, w and y must have two more dimensions than stride");
+    for (int64_t size : *sizes) Require(size > 0, spec, "sizes must be positive");
+  }
+  for (const auto* list : {&spec.pre_padding, &spec.post_padding, &spec.dilation}) {
+    Require(list->size() == spatial, spec, "padding and dilation must be as long as stride");
+  }
+  for (const auto* list : {&spec.x, &spec.w, &spec.pre_padding, &spec.post_padding}) {
+    for (int64_t number : *list) Require(number <= kLargest, spec, "no number may exceed 2^60");
+  }
+  for (size_t i = 0; i < spatial; ++i) {
+    Require(spec.stride[i] > 0 && spec.dilation[i] > 0, spec,
+            "stride and dilation must be positive");
+    Require(spec.pre_padding[i] >= 0 && spec.post_padding[i] >= 0, spec,
+            "padding must not be negative");
+    const int64_t padded = spec.x[i + 2] + spec.pre_padding[i] + spec.post_padding[i];
+    const int64_t steps = spec.w[i + 2] - 1;  // between the taps of a window
+    const bool fits = steps <= (padded - 1) / spec.dilation[i];
+    Require(fits && spec.y[i + 2] == (padded - 1 - steps * spec.dilation[i]) / spec.stride[i] + 1,
+            spec, "y must have the size that x, w, stride, padding and dilation give");
+  }
+  Require(spec.x[0] == spec.y[0] && spec.w[0] == spec.y[1] && spec.x[1] % spec.w[1] == 0 &&
+              spec.w[0] % (spec.x[1] / spec.w[1]) == 0,
+          spec, "batch, channels and groups must agree");
+}
+
+}  // namespace jaxcudnn

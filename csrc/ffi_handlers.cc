@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The boundary to XLA: the three stages of the custom call, the decoding of its attributes, and the
+// one place where exceptions end. What each stage may do:
+//   Instantiate  parses; runs on hosts without a GPU and touches no CUDA.
+//   Initialize   precedes every Execute of a run, on the run's own thread; may build and allocate.
+//   Execute      enqueues, possibly while the stream is captured into a command buffer.
+#include "ffi_handlers.h"
+
+#include <driver_types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "call_site.h"
+#include "conv_spec.h"
+#include "error.h"
+#include "guard.h"
+#include "stage_clock.h"
+#include "xla/ffi/api/api.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxcudnn {
+namespace {
+
+namespace ffi = xla::ffi;
+
+struct ConvState {
+  static ffi::TypeId id;
+  CallSite site;
+};
+
+ffi::TypeId ConvState::id = {};
+
+ffi::ErrorCode ToFfi(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument:
+      return ffi::ErrorCode::kInvalidArgument;
+    case ErrorCode::kUnsupported:
+      return ffi::ErrorCode::kUnimplemented;
+    case ErrorCode::kResourceExhausted:
+      return ffi::ErrorCode::kResourceExhausted;
+    case ErrorCode::kFailedPrecondition:
+      return ffi::ErrorCode::kFailedPrecondition;
+    case ErrorCode::kInternal:
+      return ffi::ErrorCode::kInternal;
+  }
+  return ffi::ErrorCode::kUnknown;
+}
+
+/// Runs `body`, turning whatever it throws into an FFI error that names the stage.
+template <typename Result, typename Body>
+Result Guarded(const char* stage, const Body& body) {
+  return CatchAll(body, [stage](ErrorCode code, std::string_view text) -> Result {
+    ffi::Error error(ToFfi(code), "jaxcudnn (" + std::string(stage) + "): " + std::string(text));
+    if constexpr (std::is_same_v<Result, ffi::Error>) {
+      return error;
+    } else {
+      return ffi::Unexpected(std::move(error));
+    }
+  });
+}
+
+template <typename T>
+T Attribute(const ffi::Dictionary& attributes, std::string_view name) {
+  ffi::ErrorOr<T> value = attributes.get<T>(name);
+  if (value.has_error()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "attribute '" + std::string(name) +
+                    "' is missing or of the wrong type: " + value.error().message());
+  }
+  return *value;
+}
+
+std::vector<int64_t> Sizes(const ffi::Dictionary& attributes, std::string_view name) {
+  const auto span = Attribute<ffi::Span<const int64_t>>(attributes, name);
+  return {span.begin(), span.end()};
+}
+
+using StatePointer = std::unique_ptr<ConvState>;
+
+ffi::ErrorOr<StatePointer> Instantiate(ffi::Dictionary attributes) {
+  return Guarded<ffi::ErrorOr<StatePointer>>("instantiate", [&]() -> ffi::ErrorOr<StatePointer> {
+    ConvSpec spec{
+        ConvOpFromName(Attribute<std::string_view>(attributes, "op")),
+        Sizes(attributes, "x"),
+        Sizes(attributes, "w"),
+        Sizes(attributes, "y"),
+        Sizes(attributes, "stride"),
+        Sizes(attributes, "pre_padding"),
+        Sizes(attributes, "post_padding"),
+        Sizes(attributes, "dilation"),
+        Attribute<bool>(attributes, "flip"),
+        DataTypeFromName(Attribute<std::string_view>(attributes, "dtype")),
+        Attribute<bool>(attributes, "allow_tf32"),
+    };
+    Validate(spec);
+    const auto workspace_limit = Attribute<int64_t>(attributes, "workspace_limit");
+    return StatePointer(new ConvState{CallSite(std::move(spec), workspace_limit)});
+  });
+}
+
+Buffers Pointers(ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::Result<ffi::AnyBuffer> out) {
+  return {a.untyped_data(), b.untyped_data(), out->untyped_data()};
+}
+
+Workspace WorkspaceOf(ffi::Result<ffi::AnyBuffer> buffer) {
+  return {buffer->untyped_data(), static_cast<int64_t>(buffer->size_bytes())};
+}
+
+ffi::Error Initialize(int32_t device, ConvState* state, ffi::AnyBuffer a, ffi::AnyBuffer b,
+                      ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
+  SectionTimer timer(StageClock::kInitialize);
+  return Guarded<ffi::Error>("initialize", [&] {
+    state->site.Prepare(device, Pointers(a, b, out), WorkspaceOf(workspace));
+    return ffi::Error::Success();
+  });
+}
+
+ffi::Error Execute(cudaStream_t stream, int32_t device, ConvState* state, ffi::AnyBuffer a,
+                   ffi::AnyBuffer b, ffi::Result<ffi::AnyBuffer> out,
+                   ffi::Result<ffi::AnyBuffer> workspace) {
+  return Guarded<ffi::Error>("execute", [&] {
+    state->site.Execute(device, stream, Pointers(a, b, out), WorkspaceOf(workspace));
+    return ffi::Error::Success();
+  });
+}
+
+XLA_FFI_DEFINE_HANDLER(InstantiateHandler, Instantiate, ffi::Ffi::BindInstantiate().Attrs());
+
+XLA_FFI_DEFINE_HANDLER(InitializeHandler, Initialize,
+                       ffi::Ffi::BindInitialize()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Ctx<ffi::State<ConvState>>()
+                           .Arg<ffi::AnyBuffer>()    // first operand
+                           .Arg<ffi::AnyBuffer>()    // second operand
+                           .Ret<ffi::AnyBuffer>()    // result
+                           .Ret<ffi::AnyBuffer>());  // workspace
+
+XLA_FFI_DEFINE_HANDLER(ExecuteHandler, Execute,
+                       ffi::Ffi::BindExecute()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Ctx<ffi::State<ConvState>>()
+                           .Arg<ffi::AnyBuffer>()   // first operand
+                           .Arg<ffi::AnyBuffer>()   // second operand
+                           .Ret<ffi::AnyBuffer>()   // result
+                           .Ret<ffi::AnyBuffer>(),  // workspace
+                       {ffi::Traits::kCmdBufferCompatible});
+
+/// Execute as XLA calls it, with the decoding of the call frame inside the measured time.
+XLA_FFI_Error* TimedExecute(XLA_FFI_CallFrame* frame) {
+  SectionTimer timer(StageClock::kExecute);
+  return ExecuteHandler(frame);
+}
+
+const ffi::TypeInfo* StateTypeInfo() {
+  static const ffi::TypeInfo info = ffi::MakeTypeInfo<ConvState>();
+  return &info;
+}
+
+}  // namespace
+
+FfiRegistration ConvRegistration() {
+  return {reinterpret_cast<void*>(InstantiateHandler),
+          reinterpret_cast<void*>(InitializeHandler),
+          reinterpret_cast<void*>(&TimedExecute),
+          &ConvState::id,
+          const_cast<ffi::TypeInfo*>(StateTypeInfo()),
+          XLA_FFI_API_MAJOR,
+          XLA_FFI_API_MINOR};
+}
+
+}  // namespace jaxcudnn

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <future>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "error.h"
+#include "fields.h"
+
+namespace jaxcudnn {
+
+struct CacheInfo {
+  int64_t hits = 0;
+  int64_t misses = 0;  ///< look-ups that had to build
+  int64_t evictions = 0;
+  int64_t size = 0;
+  int64_t capacity = 0;
+};
+
+/// A bounded map from keys to values that are expensive to build; the least recently used goes
+/// first. Each key is built once, outside the lock, while others who ask for it wait. That there is
+/// no such value (Error with kUnsupported) is remembered like a value; other failures are not.
+template <typename Key, typename Value>
+class PlanCache {
+ public:
+  using Pointer = std::shared_ptr<const Value>;
+
+  explicit PlanCache(size_t capacity) : capacity_(capacity) {}
+
+  template <typename Build>
+  [[nodiscard]] Pointer GetOrBuild(const Key& key, const Build& build) {
+    std::promise<Pointer> promise;
+    std::shared_future<Pointer> future;
+    bool found = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (auto it = entries_.find(key); it != entries_.end()) {
+        ++info_.hits;
+        recent_.splice(recent_.begin(), recent_, it->second.position);
+        future = it->second.future;
+        found = true;
+      } else {
+        ++info_.misses;
+        future = promise.get_future().share();
+        recent_.push_front(key);
+        entries_.emplace(key, Entry{future, recent_.begin()});
+        EvictBeyond(capacity_);
+      }
+    }
+    if (!found) Fulfil(key, promise, build);
+    return future.get();
+  }
+
+  /// Drops every entry; values still in use elsewhere live on there.
+  void Clear() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    entries_.clear();
+    recent_.clear();
+    info_ = {};
+  }
+
+  void SetCapacity(size_t capacity) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    capacity_ = capacity;
+    EvictBeyond(capacity_);
+  }
+
+  [[nodiscard]] CacheInfo Info() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    CacheInfo info = info_;
+    info.size = static_cast<int64_t>(entries_.size());
+    info.capacity = static_cast<int64_t>(capacity_);
+    return info;
+  }
+
+ private:
+  struct Entry {
+    std::shared_future<Pointer> future;
+    typename std::list<Key>::iterator position;
+  };
+
+  template <typename Build>
+  void Fulfil(const Key& key, std::promise<Pointer>& promise, const Build& build) {
+    try {
+      promise.set_value(build());
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) Forget(key);
+      promise.set_exception(std::current_exception());
+    } catch (...) {
+      Forget(key);
+      promise.set_exception(std::current_exception());
+    }
+  }
+
+  void Forget(const Key& key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (auto it = entries_.find(key); it != entries_.end()) {
+      recent_.erase(it->second.position);
+      entries_.erase(it);
+    }
+  }
+
+  void EvictBeyond(size_t count) {
+    while (entries_.size() > count) {
+      entries_.erase(recent_.back());
+      recent_.pop_back();
+      ++info_.evictions;
+    }
+  }
+
+  mutable std::mutex mutex_;
+  size_t capacity_;
+  CacheInfo info_;
+  std::list<Key> recent_;  // most recently used first
+  std::unordered_map<Key, Entry, FieldsHash> entries_;
+};
+
+}  // namespace jaxcudnn
