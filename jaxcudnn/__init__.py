@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions for JAX, computed by cuDNN."""
+
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
+from importlib.metadata import version as _version
+
+from ._api import conv_dgrad as conv_dgrad
+from ._api import conv_fprop as conv_fprop
+from ._api import conv_general_dilated as conv_general_dilated
+from ._api import conv_wgrad as conv_wgrad
+
+try:
+    __version__ = _version("jaxcudnn")
+except _PackageNotFoundError:  # imported from a source tree that is not installed
+    __version__ = "0+unknown"

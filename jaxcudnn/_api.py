@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public functions: arguments in, one primitive bound."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from . import _arguments, _primitives
+from ._arguments import Caller
+from ._dtypes import resolve_precision
+from ._spec import Role
+
+_LAX = Caller(
+    "conv_general_dilated",
+    x="lhs",
+    w="rhs",
+    y="output",
+    strides="window_strides",
+    dilation="rhs_dilation",
+    groups="feature_group_count",
+)
+_FPROP = Caller("conv_fprop", x="image", w="weight", y="response")
+_DGRAD = Caller("conv_dgrad", x="image", w="filter", y="loss")
+_WGRAD = Caller("conv_wgrad", x="image", w="filter", y="loss")
+
+
+def conv_general_dilated(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: lax.PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """Convolve `lhs` with `rhs`: `jax.lax.conv_general_dilated`, computed by cuDNN on CUDA devices.
+
+    Parameters, their order and their defaults are those of `lax`, and so is the result. It is
+    differentiable to any order in both modes, and can be mapped over any axes with `jax.vmap`.
+
+    Args:
+        lhs: the input, of shape (N, C, *spatial) in the order that `dimension_numbers` gives, with
+            one to three spatial dimensions. float16, bfloat16 or float32; products are summed in
+            float32 whichever it is.
+        rhs: the filter, of shape (K, C / feature_group_count, *window) in the order that
+            `dimension_numbers` gives, and of the dtype of `lhs`.
+        window_strides: by how many positions the window advances, for each spatial dimension.
+        padding: 'VALID' (none), 'SAME' or 'SAME_LOWER' (as much as makes the output ceil(size /
+            stride), the odd one at the end or at the start), in either case; or a (low, high) pair
+            for each spatial dimension. A negative number crops.
+        lhs_dilation: only None or ones so far.
+        rhs_dilation: the distance between the filter's taps for each spatial dimension; None for 1.
+        dimension_numbers: None, for channels first in all three arrays; or three strings for
+            `lhs`, `rhs` and the result, such as ('NHWC', 'OHWI', 'NHWC'); or
+            `jax.lax.ConvDimensionNumbers`. NHWC with OHWI is what cuDNN takes without a copy.
+        feature_group_count: into how many groups the channels of input and output are divided;
+            C for a depthwise convolution.
+        batch_group_count: only 1 so far.
+        precision: None, for `jax_default_matmul_precision`; or a `jax.lax.Precision`, its name, or
+            a pair of either. float32 operands may be rounded to TF32 unless one of the two says
+            HIGHEST, as under `lax`.
+        preferred_element_type: None or the dtype of the operands so far.
+        out_sharding: only None so far.
+
+    Returns:
+        An array of shape (N, K, *out), in the order that `dimension_numbers` gives, of the
+        operands' dtype, with out = max(0, floor((size + low + high - extent) / stride) + 1) and
+        extent = dilation * (window - 1) + 1, or 0 for a window of size 0
+        (https://openxla.org/xla/operation_semantics#conv_convolution). Sums over nothing are 0.
+
+    Raises:
+        TypeError: if an argument is of the wrong kind, or the dtypes differ.
+        ValueError: if shapes, channels, groups or geometry do not fit together.
+        NotImplementedError: if an argument asks for what is marked "so far" above, or for another
+            dtype or number of spatial dimensions.
+
+    Differs from `lax` in that a window of size 0 gives zeros, where XLA refuses it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxcudnn import conv_general_dilated
+        >>> x, w = jnp.ones((8, 32, 32, 3)), jnp.ones((16, 3, 3, 3))
+        >>> conv_general_dilated(
+        ...     x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "OHWI", "NHWC")
+        ... ).shape
+        (8, 16, 16, 16)
+    """
+    operands = _as_arrays(_LAX, {"x": lhs, "w": rhs})
+    num_spatial, dtype = _arguments.check_operands(_LAX, operands)
+    _arguments.check_built(
+        _LAX,
+        num_spatial,
+        dtype,
+        lhs_dilation=lhs_dilation,
+        batch_group_count=batch_group_count,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+    )
+    layout = _arguments.parse_layout(_LAX, dimension_numbers, num_spatial)
+    x_shape, w_shape = (layout.to_logical(role, a.shape) for role, a in operands.items())
+    strides = _arguments.parse_ints(_LAX, _LAX.strides, window_strides, num_spatial, minimum=1)
+    dilation = (1,) * num_spatial
+    if rhs_dilation is not None:
+        dilation = _arguments.parse_ints(_LAX, _LAX.dilation, rhs_dilation, num_spatial, minimum=1)
+    pads = _arguments.parse_padding(_LAX, padding, x_shape, w_shape, strides, dilation)
+    crop = _arguments.crop_negative(_LAX, x_shape, pads)
+    x = _slice(operands["x"], layout.to_array("x", crop.starts), layout.to_array("x", crop.stops))
+    spec = _arguments.make_spec(
+        _LAX,
+        layout.to_logical("x", x.shape),
+        w_shape,
+        _arguments.parse_int(_LAX, _LAX.groups, feature_group_count),
+        strides=strides,
+        padding=crop.padding,
+        dilation=dilation,
+        flip=False,
+        dtype=dtype,
+        precision=resolve_precision(_LAX, precision),
+    )
+    return _primitives.fprop(x, operands["w"], spec=spec, layout=layout)
+
+
+def conv_fprop(
+    image: ArrayLike,
+    weight: ArrayLike,
+    *,
+    padding: int | Sequence[int] | None = None,
+    pre_padding: int | Sequence[int] | None = None,
+    post_padding: int | Sequence[int] | None = None,
+    stride: int | Sequence[int] = 1,
+    dilation: int | Sequence[int] = 1,
+    convolution_mode: Any = "CROSS_CORRELATION",
+    compute_data_type: Any = None,
+    name: str = "",
+    dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers = None,
+    precision: lax.PrecisionLike = None,
+) -> jax.Array:
+    """Convolve an image with a filter: cuDNN's forward convolution, by its Python frontend's names.
+
+    The number of groups is read off the shapes: C divided by the weight's input channels. Sizes
+    and strides are whatever the arrays have; only `dimension_numbers` is not cuDNN's.
+
+    Args:
+        image: shape (N, C, *spatial), with one to three spatial dimensions; float16, bfloat16 or
+            float32.
+        weight: shape (K, C / groups, *window), of the image's dtype.
+        padding: zeros on both sides of each spatial dimension: an integer for all, or one for
+            each; none negative. Either this is given, or both of the next two are.
+        pre_padding: zeros before each spatial dimension.
+        post_padding: zeros after each spatial dimension.
+        stride: by how many positions the window advances: an integer for all spatial dimensions,
+            or one for each.
+        dilation: the distance between the filter's taps, likewise.
+        convolution_mode: 'CROSS_CORRELATION', or 'CONVOLUTION' to reverse the window first; a
+            string in either case or a `cudnn.convolution_mode`.
+        compute_data_type: what products are summed in: None, float32 or its name in cuDNN, FLOAT.
+        name: if not empty, the `jax.named_scope` in which the operation appears in profiles.
+        dimension_numbers: None, for channels first in all arrays, as cuDNN counts dimensions; or
+            the orders of image, filter and response, as in `conv_general_dilated`.
+        precision: as in `conv_general_dilated`.
+
+    Returns:
+        The response, of shape (N, K, *out), with out as in `conv_general_dilated`.
+
+    Raises:
+        TypeError: if an argument is of the wrong kind, the dtypes differ, or the padding is given
+            in no form or in both.
+        ValueError: if shapes, channels or geometry do not fit together.
+        NotImplementedError: if a dtype or number of spatial dimensions is not supported yet.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxcudnn import conv_fprop
+        >>> conv_fprop(jnp.ones((8, 3, 32, 32)), jnp.ones((16, 3, 3, 3)), padding=1, stride=2).shape
+        (8, 16, 16, 16)
+    """
+    return _cudnn(
+        _FPROP,
+        {"x": image, "w": weight},
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        name=name,
+        padding=padding,
+        pre_padding=pre_padding,
+        post_padding=post_padding,
+        stride=stride,
+        dilation=dilation,
+        convolution_mode=convolution_mode,
+        compute_data_type=compute_data_type,
+    )
+
+
+def conv_dgrad(  # noqa: D417 (the rest is as for conv_fprop)
+    loss: ArrayLike,
+    filter: ArrayLike,
+    image_spatial_shape: Sequence[int],
+    *,
+    padding: int | Sequence[int] | None = None,
+    pre_padding: int | Sequence[int] | None = None,
+    post_padding: int | Sequence[int] | None = None,
+    stride: int | Sequence[int] = 1,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    convolution_mode: Any = "CROSS_CORRELATION",
+    compute_data_type: Any = None,
+    name: str = "",
+    dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers = None,
+    precision: lax.PrecisionLike = None,
+) -> jax.Array:
+    """Compute the gradient of `conv_fprop` with respect to its image.
+
+    It is also what other libraries call a transposed convolution.
+
+    Args:
+        loss: the gradient of the response, of shape (N, K, *out); float16, bfloat16 or float32.
+        filter: shape (K, C / groups, *window), of the dtype of `loss`.
+        image_spatial_shape: the spatial sizes of the image, in the order of the filter's spatial
+            dimensions. A stride maps several to the same `out`, so `loss` does not determine them.
+        groups: the number of groups, which neither array shows.
+        dimension_numbers: the orders of image, filter and loss; None for channels first.
+
+    All other arguments are those of `conv_fprop`, and describe the forward convolution.
+
+    Returns:
+        The image's gradient, of shape (N, C, *image_spatial_shape) in the order of the image.
+
+    Raises:
+        TypeError: as `conv_fprop`.
+        ValueError: as `conv_fprop`, and if `loss` does not have the response's shape.
+        NotImplementedError: as `conv_fprop`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxcudnn import conv_dgrad
+        >>> loss, weight = jnp.ones((8, 16, 16, 16)), jnp.ones((16, 3, 3, 3))
+        >>> conv_dgrad(loss, weight, (32, 32), padding=1, stride=2).shape
+        (8, 3, 32, 32)
+    """
+    return _cudnn(
+        _DGRAD,
+        {"y": loss, "w": filter},
+        spatial_shape=image_spatial_shape,
+        groups=groups,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        name=name,
+        padding=padding,
+        pre_padding=pre_padding,
+        post_padding=post_padding,
+        stride=stride,
+        dilation=dilation,
+        convolution_mode=convolution_mode,
+        compute_data_type=compute_data_type,
+    )
+
+
+def conv_wgrad(  # noqa: D417 (the rest is as for conv_fprop)
+    image: ArrayLike,
+    loss: ArrayLike,
+    filter_spatial_shape: Sequence[int],
+    *,
+    padding: int | Sequence[int] | None = None,
+    pre_padding: int | Sequence[int] | None = None,
+    post_padding: int | Sequence[int] | None = None,
+    stride: int | Sequence[int] = 1,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    convolution_mode: Any = "CROSS_CORRELATION",
+    compute_data_type: Any = None,
+    name: str = "",
+    dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers = None,
+    precision: lax.PrecisionLike = None,
+) -> jax.Array:
+    """Compute the gradient of `conv_fprop` with respect to its weight.
+
+    Args:
+        image: shape (N, C, *spatial); float16, bfloat16 or float32.
+        loss: the gradient of the response, of shape (N, K, *out) and the image's dtype.
+        filter_spatial_shape: the window's sizes, which a stride leaves undetermined.
+        groups: the number of groups, which neither array shows.
+        dimension_numbers: the orders of image, filter and loss; None for channels first.
+
+    All other arguments are those of `conv_fprop`, and describe the forward convolution.
+
+    Returns:
+        The weight's gradient, of shape (K, C / groups, *filter_spatial_shape) in the order of the
+        filter.
+
+    Raises:
+        TypeError: as `conv_fprop`.
+        ValueError: as `conv_fprop`, and if `loss` does not have the response's shape.
+        NotImplementedError: as `conv_fprop`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxcudnn import conv_wgrad
+        >>> image, loss = jnp.ones((8, 3, 32, 32)), jnp.ones((8, 16, 16, 16))
+        >>> conv_wgrad(image, loss, (3, 3), padding=1, stride=2).shape
+        (16, 3, 3, 3)
+    """
+    return _cudnn(
+        _WGRAD,
+        {"x": image, "y": loss},
+        spatial_shape=filter_spatial_shape,
+        groups=groups,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        name=name,
+        padding=padding,
+        pre_padding=pre_padding,
+        post_padding=post_padding,
+        stride=stride,
+        dilation=dilation,
+        convolution_mode=convolution_mode,
+        compute_data_type=compute_data_type,
+    )
+
+
+def _slice(x: jax.Array, starts: Sequence[int], stops: Sequence[int]) -> jax.Array:
+    whole = not any(starts) and stops == x.shape
+    return x if whole else lax.slice(x, starts, stops)
+
+
+def _cudnn(
+    caller: Caller,
+    operands: Mapping[Role, ArrayLike],
+    *,
+    spatial_shape: Sequence[int] | None = None,
+    groups: int | None = None,
+    dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers,
+    precision: lax.PrecisionLike,
+    name: str,
+    **geometry: Any,
+) -> jax.Array:
+    """Compute the role that `operands` leaves out; unless it is y, the caller says how large."""
+    arrays = _as_arrays(caller, operands)
+    num_spatial, dtype = _arguments.check_operands(caller, arrays)
+    layout = _arguments.parse_layout(caller, dimension_numbers, num_spatial)
+    shapes = {role: layout.to_logical(role, a.shape) for role, a in arrays.items()}
+    x_shape, w_shape, groups = _arguments.complete_shapes(caller, shapes, spatial_shape, groups)
+    spec = _arguments.make_spec(
+        caller,
+        x_shape,
+        w_shape,
+        groups,
+        dtype=dtype,
+        precision=resolve_precision(caller, precision),
+        **_arguments.parse_geometry(caller, num_spatial, **geometry),
+    )
+    if "y" in shapes:
+        _arguments.check_loss_shape(caller, spec, shapes["y"])
+    with jax.named_scope(name) if name else nullcontext():
+        return _primitives.compute(arrays, spec=spec, layout=layout)
+
+
+def _as_arrays(caller: Caller, operands: Mapping[Role, ArrayLike]) -> dict[Role, jax.Array]:
+    for role, value in operands.items():
+        _arguments.check_is_array(caller, role, value)
+    return {role: jnp.asarray(value) for role, value in operands.items()}

@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading what users write: every check of an argument, and the text of every error about one."""
+
+import operator
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+from jax.dtypes import canonicalize_dtype
+
+from ._dtypes import DTYPES
+from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent
+
+MAX_SPATIAL = 3
+
+
+class Caller(NamedTuple):
+    """The public function that was called, and its words for what the checks speak of."""
+
+    function: str
+    x: str
+    w: str
+    y: str
+    strides: str = "stride"
+    dilation: str = "dilation"
+    groups: str = "groups"
+
+    def __str__(self) -> str:
+        return f"jaxcudnn.{self.function}"
+
+
+class Crop(NamedTuple):
+    """A non-negative padding of x[start:stop] that equals a possibly negative padding of x."""
+
+    starts: Shape
+    stops: Shape
+    padding: Pads
+
+
+def make_spec(
+    caller: Caller, x_shape: Shape, w_shape: Shape, groups: int, **fields: Any
+) -> ConvSpec:
+    """Check that the channels of x, the filter and the groups agree, and build the spec."""
+    channels, outputs, inputs = x_shape[1], w_shape[0], w_shape[1]
+    if groups < 1:
+        raise ValueError(f"{caller}: {caller.groups} must be at least 1, got {groups}")
+    if channels % groups or outputs % groups:
+        raise ValueError(
+            f"{caller}: {caller.groups} must divide the channels of {caller.x} and the output "
+            f"channels of {caller.w}, got {caller.groups} {groups} for {channels} and {outputs}"
+        )
+    if channels // groups != inputs:
+        raise ValueError(
+            f"{caller}: the input channels of {caller.w} must number the channels of {caller.x} "
+            f"divided by {caller.groups}, got {inputs} for {channels} // {groups}; if "
+            f"dimension_numbers are not the default, check that they are those of these arrays"
+        )
+    return ConvSpec(x_shape=x_shape, w_shape=w_shape, groups=groups, **fields)
+
+
+def complete_shapes(
+    caller: Caller, shapes: Mapping[Role, Shape], spatial_shape: Any, groups: Any
+) -> tuple[Shape, Shape, int]:
+    """Give the shapes of x and w and the number of groups, from the shapes of any two roles.
+
+    If y is the third, x and w show the groups by their channels, as in cuDNN. Otherwise groups
+    and spatial shape of the third are the user's to say.
+    """
+    if "y" not in shapes:
+        return shapes["x"], shapes["w"], _infer_groups(caller, shapes["x"][1], shapes["w"][1])
+    groups = parse_int(caller, caller.groups, groups)
+    missing = "x" if "w" in shapes else "w"
+    name = f"{getattr(caller, missing)}_spatial_shape"
+    sizes = parse_ints(caller, name, spatial_shape, len(shapes["y"]) - 2, minimum=0)
+    n, k = shapes["y"][:2]
+    if missing == "x":
+        return (n, shapes["w"][1] * groups, *sizes), shapes["w"], groups
+    return shapes["x"], (k, shapes["x"][1] // max(1, groups), *sizes), groups
+
+
+def _infer_groups(caller: Caller, channels: int, inputs: int) -> int:
+    groups = channels // inputs if inputs else 1
+    if groups < 1 or groups * inputs != channels:
+        raise ValueError(
+            f"{caller}: the channels of {caller.x} must be a multiple of the input channels of "
+            f"{caller.w}, got {channels} and {inputs}; if dimension_numbers are not the default, "
+            f"check that they are those of these arrays"
+        )
+    return groups
+
+
+def check_loss_shape(caller: Caller, spec: ConvSpec, y_shape: Shape) -> None:
+    """Check a gradient of the output against the output that the rest implies."""
+    if y_shape != spec.y_shape:
+        raise ValueError(
+            f"{caller}: {caller.y} must have the shape of the forward convolution's output, "
+            f"(N, K, *spatial) = {spec.y_shape}, got {y_shape}"
+        )
+
+
+def check_is_array(caller: Caller, role: Role, value: object) -> None:
+    """Check that `lax` would take the value for an array, which leaves out lists and numbers."""
+    if hasattr(value, "__jax_array__") or (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return
+    raise TypeError(
+        f"{caller}: {getattr(caller, role)} must be a JAX or NumPy array, got "
+        f"{type(value).__name__}; convert it with jax.numpy.asarray"
+    )
+
+
+def check_operands(caller: Caller, operands: Mapping[Role, Any]) -> tuple[int, str]:
+    """Check two arrays against each other; return the spatial dimensions' number and the dtype."""
+    first, second = operands.values()
+    both = " and ".join(getattr(caller, role) for role in operands)
+    shapes, rank = f"shapes {first.shape} and {second.shape}", first.ndim
+    if rank != second.ndim:
+        raise ValueError(f"{caller}: {both} must have the same rank, got {shapes}")
+    if rank < 2:
+        raise ValueError(
+            f"{caller}: {both} must have two dimensions beside the spatial ones, got {shapes}"
+        )
+    if not 1 <= rank - 2 <= MAX_SPATIAL:
+        raise NotImplementedError(
+            f"{caller}: {both} must have 1 to {MAX_SPATIAL} spatial dimensions, got {shapes}"
+        )
+    if first.dtype != second.dtype:
+        raise TypeError(
+            f"{caller}: {both} must have the same dtype, got {first.dtype} and {second.dtype}; "
+            f"cast one of them"
+        )
+    if str(first.dtype) not in DTYPES:
+        raise NotImplementedError(
+            f"{caller}: {both} must have one of the dtypes {', '.join(DTYPES)}, got {first.dtype}; "
+            f"cast them"
+        )
+    if any(axes for a in (first, second) for axes in jax.typeof(a).sharding.spec):
+        raise NotImplementedError(
+            f"{caller}: {both} must not be sharded over explicit mesh axes, got "
+            f"{jax.typeof(first)} and {jax.typeof(second)}; call it inside jax.shard_map"
+        )
+    return rank - 2, str(first.dtype)
+
+
+def check_built(
+    caller: Caller,
+    num_spatial: int,
+    dtype: str,
+    *,
+    lhs_dilation: Any,
+    batch_group_count: Any,
+    preferred_element_type: Any,
+    out_sharding: Any,
+) -> None:
+    """Refuse values of arguments that mean something to `lax` and are not supported yet."""
+
+    def allow(name: str, value: Any, only: str, allowed: bool) -> None:
+        if not allowed:
+            raise NotImplementedError(
+                f"{caller}: {name} must be {only}, got {value!r}; jax.lax.conv_general_dilated "
+                f"takes other values"
+            )
+
+    ones = (1,) * num_spatial
+    if lhs_dilation is not None:
+        factors = parse_ints(caller, "lhs_dilation", lhs_dilation, num_spatial, minimum=1)
+        allow("lhs_dilation", lhs_dilation, "None or all ones", factors == ones)
+    count = parse_int(caller, "batch_group_count", batch_group_count)
+    allow("batch_group_count", count, "1", count == 1)
+    allow("out_sharding", out_sharding, "None", out_sharding is None)
+    if preferred_element_type is not None:
+        try:
+            preferred = canonicalize_dtype(preferred_element_type)
+        except TypeError as error:
+            raise TypeError(
+                f"{caller}: preferred_element_type must be a dtype, got {preferred_element_type!r}"
+            ) from error
+        only = f"None or the operands' dtype, {dtype}"
+        allow("preferred_element_type", preferred.name, only, preferred == dtype)
+
+
+def parse_layout(caller: Caller, dimension_numbers: Any, num_spatial: int) -> Layout:
+    """Read `dimension_numbers` in any of the forms that `lax` takes."""
+    axes = range(num_spatial + 2)
+    if dimension_numbers is None:
+        return Layout(*(tuple(axes),) * 3)
+    if isinstance(dimension_numbers, lax.ConvDimensionNumbers):
+        layout = Layout(*(tuple(map(int, positions)) for positions in dimension_numbers))
+        if any(sorted(positions) != list(axes) for positions in layout):
+            raise ValueError(
+                f"{caller}: dimension_numbers must be three permutations of the axes 0 to "
+                f"{axes[-1]}, got {dimension_numbers}"
+            )
+        return layout
+    if not (
+        isinstance(dimension_numbers, (tuple, list))
+        and [type(letters) for letters in dimension_numbers] == [str] * 3
+    ):
+        raise TypeError(
+            f"{caller}: dimension_numbers must be None, three strings or a "
+            f"jax.lax.ConvDimensionNumbers, got {dimension_numbers!r}"
+        )
+    # Spatial dimensions count in the order in which the filter names them.
+    spatial = [letter for letter in dimension_numbers[1] if letter not in "OI"]
+    names = [["N", "C", *spatial], ["O", "I", *spatial], ["N", "C", *spatial]]
+    for letters, expected in zip(dimension_numbers, names, strict=True):
+        if sorted(letters) != sorted(expected) or len(set(letters)) != len(axes):
+            raise ValueError(
+                f"{caller}: dimension_numbers must name each of {len(axes)} axes by a letter of "
+                f"its own, two of them N and C, or O and I for {caller.w}, and the others the same "
+                f"in all three, got {tuple(dimension_numbers)}; for two spatial dimensions write "
+                f"('NHWC', 'OHWI', 'NHWC'), for example"
+            )
+    return Layout(
+        *(
+            tuple(map(letters.index, order))
+            for letters, order in zip(dimension_numbers, names, strict=True)
+        )
+    )
+
+
+def parse_int(caller: Caller, name: str, value: Any) -> int:
+    """Read one integer."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{caller}: {name} must be an integer, got {value!r}") from error
+
+
+def parse_ints(
+    caller: Caller, name: str, value: Any, num_spatial: int, *, minimum: int, scalar: bool = False
+) -> Shape:
+    """Read one integer for each spatial dimension; with `scalar`, one may stand for all."""
+    if scalar:
+        with suppress(TypeError):
+            value = (operator.index(value),) * num_spatial
+    try:
+        values = tuple(operator.index(number) for number in value)
+    except TypeError as error:
+        kind = "an integer or a sequence of integers" if scalar else "a sequence of integers"
+        raise TypeError(f"{caller}: {name} must be {kind}, got {value!r}") from error
+    if len(values) != num_spatial:
+        raise ValueError(
+            f"{caller}: {name} must have one number for each spatial dimension, which are "
+            f"{num_spatial}, got {values}"
+        )
+    if any(number < minimum for number in values):
+        raise ValueError(f"{caller}: {name} must be at least {minimum}, got {values}")
+    return values
+
+
+def parse_padding(
+    caller: Caller, padding: Any, x_shape: Shape, w_shape: Shape, strides: Shape, dilation: Shape
+) -> Pads:
+    """Read a padding as `lax` takes it: a name in either case, or pairs that may be negative."""
+    if isinstance(padding, str):
+        if padding.upper() not in ("SAME", "SAME_LOWER", "VALID"):
+            raise ValueError(
+                f"{caller}: padding must be 'SAME', 'SAME_LOWER', 'VALID' or a sequence of "
+                f"(low, high) pairs, got {padding!r}"
+            )
+        extents = map(extent, w_shape[2:], dilation)
+        return tuple(map(partial(_named, padding.upper()), x_shape[2:], extents, strides))
+    try:
+        pairs = tuple((operator.index(low), operator.index(high)) for low, high in padding)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{caller}: padding must be a string or a sequence of (low, high) pairs of integers, "
+            f"got {padding!r}; write ((p, p), ...) to pad both sides by p"
+        ) from error
+    if len(pairs) != len(strides):
+        raise ValueError(
+            f"{caller}: padding must have one pair for each spatial dimension, which are "
+            f"{len(strides)}, got {pairs}"
+        )
+    return pairs
+
+
+def crop_negative(caller: Caller, x_shape: Shape, padding: Pads) -> Crop:
+    """Split a padding into a slice of x and a padding with no negative numbers."""
+    sizes = x_shape[2:]
+    if any(size + low + high < 0 for size, (low, high) in zip(sizes, padding, strict=True)):
+        raise ValueError(
+            f"{caller}: negative padding must not crop more than there is, got padding {padding} "
+            f"for spatial sizes {sizes}"
+        )
+    starts, stops, pads = zip(*map(_crop, sizes, padding), strict=True)
+    return Crop((0, 0, *starts), (*x_shape[:2], *stops), pads)
+
+
+def parse_geometry(
+    caller: Caller,
+    num_spatial: int,
+    *,
+    padding: Any,
+    pre_padding: Any,
+    post_padding: Any,
+    stride: Any,
+    dilation: Any,
+    convolution_mode: Any,
+    compute_data_type: Any,
+) -> dict[str, Any]:
+    """Read what cuDNN's convolution attributes say into fields of `ConvSpec`."""
+    _check_compute_data_type(caller, compute_data_type)
+    sides = {"padding": padding, "pre_padding": pre_padding, "post_padding": post_padding}
+    given = {name: value for name, value in sides.items() if value is not None}
+    if [*given] not in (["padding"], ["pre_padding", "post_padding"]):
+        raise TypeError(
+            f"{caller}: either padding or both pre_padding and post_padding must be given, got "
+            f"{' and '.join(given) or 'none of them'}; write padding=0 for none"
+        )
+    low, *_, high = [
+        parse_ints(caller, name, value, num_spatial, minimum=0, scalar=True)
+        for name, value in (*given.items(), *given.items())
+    ]
+    return {
+        "strides": parse_ints(caller, "stride", stride, num_spatial, minimum=1, scalar=True),
+        "padding": tuple(zip(low, high, strict=True)),
+        "dilation": parse_ints(caller, "dilation", dilation, num_spatial, minimum=1, scalar=True),
+        "flip": _is_convolution(caller, convolution_mode),
+    }
+
+
+def _is_convolution(caller: Caller, mode: Any) -> bool:
+    """Read cuDNN's convolution mode, of which the one called convolution reverses the window."""
+    name = _enumerator(caller, "convolution_mode", mode)
+    if name not in ("CROSS_CORRELATION", "CONVOLUTION"):
+        raise ValueError(
+            f"{caller}: convolution_mode must be 'CROSS_CORRELATION' or 'CONVOLUTION', got {mode!r}"
+        )
+    return name == "CONVOLUTION"
+
+
+def _check_compute_data_type(caller: Caller, data_type: Any) -> None:
+    """Accept what means float32, in JAX's words or in cuDNN's, or leaves the choice open."""
+    if data_type is None:
+        return
+    is_dtype = isinstance(data_type, (type, np.dtype))
+    name = np.dtype(data_type).name if is_dtype else data_type
+    if _enumerator(caller, "compute_data_type", name) not in ("FLOAT", "FLOAT32", "NOT_SET"):
+        raise NotImplementedError(
+            f"{caller}: compute_data_type must be float32, got {data_type!r}; leave it out"
+        )
+
+
+def _enumerator(caller: Caller, argument: str, value: Any) -> str:
+    """Give the name of an enumerator of cuDNN's, or one written as a string, in capitals."""
+    name = value if isinstance(value, str) else getattr(value, "name", None)
+    if not isinstance(name, str):
+        raise TypeError(
+            f"{caller}: {argument} must be a string or an enumerator of cuDNN's, got {value!r}"
+        )
+    return name.upper()
+
+
+def _named(name: str, size: int, extent: int, stride: int) -> tuple[int, int]:
+    if name == "VALID":
+        return 0, 0
+    out = -(-size // stride)
+    total = max(0, (out - 1) * stride + extent - size)
+    less, more = total // 2, total - total // 2
+    return (less, more) if name == "SAME" else (more, less)
+
+
+def _crop(size: int, padding: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
+    """Give start, stop and what remains of the padding.
+
+    As in `lax.pad`, a crop of more than the whole dimension goes on into the other side's padding.
+    """
+    low, high = padding
+    start, cut = min(max(-low, 0), size), min(max(-high, 0), size)
+    beyond_low, beyond_high = max(-low, 0) - start, max(-high, 0) - cut
+    return start, size - cut, (max(low, 0) - beyond_high, max(high, 0) - beyond_low)

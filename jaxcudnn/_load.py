@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The extension and cuDNN: finding both, and saying in one sentence why one is missing.
+
+Nothing here runs CUDA at import. The custom call is registered at import all the same, so that a
+program exported or cached by another process finds it.
+"""
+
+import ctypes
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+
+try:
+    from . import _native
+except ImportError as error:
+    _native, _import_error = None, error
+
+TARGET = "jaxcudnn_conv_v1"
+"""The custom call's name. The number counts versions of its attributes: one that no longer reads
+older programs gets a new number beside the old."""
+
+# cuDNN's wheel, and the wheels beside it with the libraries that it opens by name.
+_CUDNN = "cudnn/lib/libcudnn.so.9"
+_NEEDED_BY_CUDNN = (
+    "cu13/lib/libcublasLt.so.13",
+    "cu13/lib/libnvrtc.so.13",
+    "cublas/lib/libcublasLt.so.12",
+    "cuda_nvrtc/lib/libnvrtc.so.12",
+)
+
+
+def register() -> None:
+    """Register the custom call with JAX, which hands it to the CUDA plugin when that loads."""
+    if _native is None:
+        return  # said at lowering, and only on CUDA: other platforms do without
+    for name, type_info in _native.types().items():
+        jax.ffi.register_ffi_type(name, type_info, platform="CUDA")
+    for name, stages in _native.registrations().items():
+        jax.ffi.register_ffi_target(name, stages, platform="CUDA")
+
+
+def native() -> ModuleType:
+    """Give the extension module.
+
+    Raises:
+      RuntimeError: it did not load.
+    """
+    if _native is None:
+        raise RuntimeError(
+            f"jaxcudnn: the extension jaxcudnn._native did not load ({_import_error}); "
+            f"reinstall with `pip install --force-reinstall --no-deps jaxcudnn`"
+        )
+    return _native
+
+
+def local_device() -> int | None:
+    """Give CUDA's number of this process's first GPU, or None if JAX has none here."""
+    try:
+        return jax.local_devices(backend="cuda")[0].local_hardware_id
+    except RuntimeError:  # JAX's way to say that it has no such backend
+        return None
+
+
+def cudnn() -> ModuleType:
+    """Give the extension with cuDNN loaded: the copy that JAX has loaded, else the wheels'.
+
+    Raises:
+      RuntimeError: there is none, or it is too old; the text names versions and paths.
+    """
+    extension = native()
+    folders = [Path(folder) for folder in _nvidia_folders()]
+    for name in _NEEDED_BY_CUDNN:
+        for folder in folders:
+            if (folder / name).exists():
+                ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
+    try:
+        extension.load_cudnn([str(folder / _CUDNN) for folder in folders])
+    except extension.NativeError as error:
+        raise RuntimeError(f"jaxcudnn: {error}") from error
+    return extension
+
+
+def plan(attributes: dict[str, Any], device: int) -> Any:
+    """Give the plan for a custom call's attributes, or None if cuDNN has none for them."""
+    extension = cudnn()
+    try:
+        return extension.plan(**attributes, device=device)
+    except extension.UnsupportedError:
+        return None
+
+
+def _nvidia_folders() -> list[str]:
+    """Give the folders into which NVIDIA's wheels unpack."""
+    spec = importlib.util.find_spec("nvidia")
+    return list(spec.submodule_search_locations or ()) if spec else []

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# Written by tools/check_stub.py --write from the installed extension.
+
+"""
+cuDNN plans for convolutions, and the XLA custom call that executes them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class NativeError(RuntimeError):
+    pass
+
+class UnsupportedError(NativeError):
+    pass
+
+def registrations() -> dict[str, dict[str, Any]]:
+    """
+    Custom-call targets by name, each a dictionary of stages for jax.ffi.register_ffi_target.
+    """
+
+def types() -> dict[str, Any]:
+    """State types by name, for jax.ffi.register_ffi_type."""
+
+def ffi_api_version() -> tuple[int, int]:
+    """(major, minor) of the XLA FFI that the handlers were compiled against."""
+
+def load_cudnn(paths: Sequence[str]) -> None:
+    """
+    Finds cuDNN: the copy in the process, else each path, else the dynamic linker's.
+    """
+
+def cudnn_version() -> int:
+    """The version of the cuDNN in use: 91900 is 9.19.0."""
+
+def cudnn_path() -> str:
+    """The file of the cuDNN in use."""
+
+class Plan:
+    """A cuDNN execution plan."""
+
+    @property
+    def name(self) -> str:
+        """Engine and knobs, such as 'eng62_k2=0_k13=1'."""
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of scratch memory it needs."""
+
+    @property
+    def notes(self) -> list[str]:
+        """cuDNN's numerical and behaviour notes."""
+
+def plan(*, op: str, x: Sequence[int], w: Sequence[int], y: Sequence[int], stride: Sequence[int], pre_padding: Sequence[int], post_padding: Sequence[int], dilation: Sequence[int], flip: bool, dtype: str, allow_tf32: bool, workspace_limit: int, device: int = 0, alignment: int = 16) -> Plan:
+    """
+    The plan that the custom call with these attributes will use on a device of this process.
+    """
+
+def plan_from_properties(properties_json: str, *, op: str, x: Sequence[int], w: Sequence[int], y: Sequence[int], stride: Sequence[int], pre_padding: Sequence[int], post_padding: Sequence[int], dilation: Sequence[int], flip: bool, dtype: str, allow_tf32: bool, workspace_limit: int, alignment: int = 16) -> Plan:
+    """
+    A plan for a GPU described by cuDNN's JSON, which need not exist: for tests of planning.
+    """
+
+class CacheInfo:
+    """Counters of the plan cache."""
+
+    @property
+    def hits(self) -> int: ...
+
+    @property
+    def misses(self) -> int:
+        """Look-ups that had to build."""
+
+    @property
+    def evictions(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+def cache_info() -> CacheInfo:
+    """Counters of the process-wide plan cache."""
+
+def clear_cache() -> None:
+    """Forgets every plan that no executable holds."""
+
+def set_cache_capacity(capacity: int) -> None:
+    """Sets how many plans are kept; the least recently used go first."""
+
+def time_stages(on: bool) -> None:
+    """
+    Starts (forgetting earlier samples) or stops the clock in the handlers.
+    """
+
+def stage_samples() -> dict[str, list[int]]:
+    """
+    Host nanoseconds of the latest calls: of Initialize, of Execute as a whole, and of cuDNN's part of Execute.
+    """

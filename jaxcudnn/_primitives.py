@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three primitives, and how JAX transforms them.
+
+A convolution is one trilinear form, <dy, conv(x, w)>, linear in x, in w and in dy. Each primitive
+takes arrays for two of the roles x, w and y and computes what pairs with the third:
+
+    primitive         computes   transposed in its 1st operand   transposed in its 2nd operand
+    fprop(x, w)       y          dgrad(ct, w)                    wgrad(x, ct)
+    dgrad(dy, w)      dx         fprop(ct, w)                    wgrad(ct, dy)
+    wgrad(x, dy)      dw         dgrad(dy, ct)                   fprop(x, ct)
+
+Every entry is one rule: put the cotangent in the role that the primitive computed, and compute the
+role that is asked for. The three close over differentiation of any order and either mode.
+
+Each of the form's indices other than positions belongs to two roles: images N to x and y, input
+channels C to x and w, output channels K to w and y. `vmap` over one operand folds the mapped axis
+into the index that this operand shares with the result. Over both operands it makes groups, which
+are an index that all three roles share.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from . import _lowering, _reference
+from ._axes import fold, unfold
+from ._spec import ConvSpec, Layout, Role
+
+conv_fprop_p = Primitive("conv_fprop")
+conv_dgrad_p = Primitive("conv_dgrad")
+conv_wgrad_p = Primitive("conv_wgrad")
+
+
+class _Operation(NamedTuple):
+    primitive: Primitive
+    operands: tuple[Role, Role]
+    name: str
+    reference: Callable[..., jax.Array]
+
+
+_COMPUTING: dict[Role, _Operation] = {
+    "y": _Operation(conv_fprop_p, ("x", "w"), "fprop", _reference.fprop),
+    "x": _Operation(conv_dgrad_p, ("y", "w"), "dgrad", _reference.dgrad),
+    "w": _Operation(conv_wgrad_p, ("x", "y"), "wgrad", _reference.wgrad),
+}
+
+
+def fprop(x: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.Array:
+    """Compute y from x and w."""
+    return compute({"x": x, "w": w}, spec=spec, layout=layout)
+
+
+def dgrad(dy: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.Array:
+    """Compute dx from dy and w."""
+    return compute({"y": dy, "w": w}, spec=spec, layout=layout)
+
+
+def wgrad(x: jax.Array, dy: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.Array:
+    """Compute dw from x and dy."""
+    return compute({"x": x, "y": dy}, spec=spec, layout=layout)
+
+
+def compute(arrays: Mapping[Role, jax.Array], *, spec: ConvSpec, layout: Layout) -> jax.Array:
+    """Compute the one role of x, w and y that `arrays` leaves out.
+
+    Arrays are those of the user: `layout` says which logical dimension each axis is.
+    """
+    (result,) = {"x", "w", "y"} - set(arrays)
+    operation = _COMPUTING[result]
+    operands = _equally_varying(*(arrays[role] for role in operation.operands))
+    return operation.primitive.bind(*operands, spec=spec, layout=layout)
+
+
+def _varying(array: jax.Array) -> frozenset[str]:
+    return jax.typeof(array).manual_axis_type.varying
+
+
+def _equally_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Make arrays inside `jax.shard_map` vary over the same mesh axes.
+
+    The cast's transpose is the sum over devices that the gradient of a replicated operand needs.
+    """
+    union = frozenset().union(*map(_varying, arrays))
+    return tuple(_cast_varying(array, union) for array in arrays)
+
+
+def _cast_varying(array: jax.Array, axes: frozenset[str]) -> jax.Array:
+    missing = tuple(sorted(axes - _varying(array)))
+    return lax.pcast(array, missing, to="varying") if missing else array
+
+
+def _abstract_eval(
+    a: ShapedArray, b: ShapedArray, *, result: Role, spec: ConvSpec, layout: Layout
+) -> ShapedArray:
+    for aval, role in zip((a, b), _COMPUTING[result].operands, strict=True):
+        expected = layout.to_array(role, spec.shape(role))
+        assert aval.shape == expected and aval.dtype == spec.dtype, (aval, role, expected, spec)
+    # An update, and not a new aval, keeps the mesh axes over which the operands vary.
+    return a.update(
+        shape=layout.to_array(result, spec.shape(result)),
+        weak_type=a.weak_type and b.weak_type,
+    )
+
+
+def _transpose(
+    ct: jax.Array, a, b, *, result: Role, wanted: int, spec: ConvSpec, layout: Layout
+) -> jax.Array:
+    """Compute the cotangent of operand number `wanted`, of which only the aval is known."""
+    roles = _COMPUTING[result].operands
+    other = 1 - wanted
+    return compute({result: ct, roles[other]: (a, b)[other]}, spec=spec, layout=layout)
+
+
+class _Fold(NamedTuple):
+    axis: int
+    """The logical dimension that takes the mapped axis in."""
+    outer: int
+    """How much of that dimension stays outside the mapped axis, as in `fold`."""
+
+
+def _folds(spec: ConvSpec, roles: frozenset[Role]) -> dict[Role, _Fold]:
+    """Say where a mapped axis goes in each of the roles that have it.
+
+    Groups stay outermost in the dimensions that they divide; new ones go outside the old.
+    """
+    return {
+        frozenset("xy"): {"x": _Fold(0, 1), "y": _Fold(0, 1)},
+        frozenset("wy"): {"w": _Fold(0, spec.groups), "y": _Fold(1, spec.groups)},
+        frozenset("xw"): {"x": _Fold(1, spec.groups), "w": _Fold(1, 1)},
+        frozenset("xwy"): {"x": _Fold(1, 1), "w": _Fold(0, 1), "y": _Fold(1, 1)},
+    }[roles]
+
+
+def _batched_spec(spec: ConvSpec, folds: dict[Role, _Fold], b: int) -> ConvSpec:
+    def scaled(role: Role) -> tuple[int, ...]:
+        axis = folds[role].axis if role in folds else None
+        return tuple(size * b if i == axis else size for i, size in enumerate(spec.shape(role)))
+
+    groups = spec.groups * b if len(folds) == 3 else spec.groups
+    return replace(spec, x_shape=scaled("x"), w_shape=scaled("w"), groups=groups)
+
+
+def _batch(
+    arrays: tuple[jax.Array, jax.Array],
+    mapped_axes: tuple[int | None, int | None],
+    *,
+    result: Role,
+    spec: ConvSpec,
+    layout: Layout,
+) -> tuple[jax.Array, int]:
+    operands = dict(zip(_COMPUTING[result].operands, arrays, strict=True))
+    mapped = {
+        role: axis for role, axis in zip(operands, mapped_axes, strict=True) if axis is not None
+    }
+    b = next(operands[role].shape[axis] for role, axis in mapped.items())
+    if b == 0:  # no number of groups is 0 times another
+        empty = jnp.zeros((0, *layout.to_array(result, spec.shape(result))), spec.dtype)
+        return _cast_varying(empty, _varying(arrays[0])), 0
+
+    folds = _folds(spec, frozenset({result, *mapped}))
+    for role, source in mapped.items():
+        axis, outer = folds[role]
+        operands[role] = fold(operands[role], source, layout.axis(role, axis), outer)
+    y = compute(operands, spec=_batched_spec(spec, folds, b), layout=layout)
+    axis, outer = folds[result]
+    axis = layout.axis(result, axis)
+    return unfold(y, axis, b, outer), axis
+
+
+def _register(result: Role, operation: _Operation) -> None:
+    primitive = operation.primitive
+    primitive.def_impl(partial(xla.apply_primitive, primitive))
+    primitive.def_abstract_eval(partial(_abstract_eval, result=result))
+    ad.defbilinear(
+        primitive,
+        partial(_transpose, result=result, wanted=0),
+        partial(_transpose, result=result, wanted=1),
+    )
+    batching.primitive_batchers[primitive] = partial(_batch, result=result)
+    mlir.register_lowering(primitive, mlir.lower_fun(operation.reference, multiple_results=False))
+    cuda = _lowering.lower_cuda(operation.name, operation.operands, result, operation.reference)
+    mlir.register_lowering(primitive, cuda, platform="cuda")
+
+
+for _result, _operation in _COMPUTING.items():
+    _register(_result, _operation)

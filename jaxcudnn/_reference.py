@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three operations written out in `lax`: how they run wherever cuDNN does not.
+
+In one spatial dimension, with input size L, window size R, output size P, stride s, dilation d,
+padding (lo, hi) and no groups, the forward convolution is
+
+    y[n, k, p] = sum over c, r of  x[n, c, s p + d r - lo] w[k, c, r]
+
+so x, w and y meet at input position i where  i = s p + d r - lo. Collecting the same products by
+position in x, and by position in w, gives the other two operations.
+
+dgrad: dx[n, c, i] = sum over k, r of  u[n, k, i + lo - d r] w[k, c, r], where u is dy spread out so
+that u[s p] = dy[p], with zeros between: `lhs_dilation` s, spread size s (P - 1) + 1. Reversing the
+window, r = R - 1 - r', makes it a cross-correlation that starts at  lo' = d (R - 1) - lo  before u:
+
+    padding (d (R - 1) - lo,  L + lo - 1 - s (P - 1)),
+
+the second number being the one that gives an output of size L. Either may be negative.
+
+wgrad: dw[k, c, r] = sum over n, p of  x[n, c, s p + d r - lo] dy[n, k, p] is already a
+cross-correlation of x with the window dy, with stride and dilation exchanged. Images play the part
+of channels and channels that of images:
+
+    padding (lo,  s (P - 1) + 1 + d (R - 1) - L - lo),
+
+the second again being what gives size R; it is at most hi.
+
+With G groups, fprop is grouped by feature. So is dgrad, for which each group's K / G outputs become
+its inputs. In wgrad the groups of x stand where a batch does, and it is grouped by batch.
+
+These are formulas, and not `jax.vjp` or `jax.linear_transpose` of fprop, because a derivative that
+is taken while lowering inside `jax.shard_map` does not know which mesh axes its operands vary over,
+and then sums over devices what must not be summed.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ._axes import fold, unfold
+from ._dtypes import DTYPES
+from ._spec import ConvSpec, Layout
+
+
+def fprop(x: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.Array:
+    """Compute y from x and w."""
+    return _convolve(
+        x,
+        _oriented(w, spec, layout),
+        shape=layout.to_array("y", spec.y_shape),
+        spec=spec,
+        dimension_numbers=(layout.x, layout.w, layout.y),
+        window_strides=spec.strides,
+        padding=spec.padding,
+        rhs_dilation=spec.dilation,
+        feature_group_count=spec.groups,
+    )
+
+
+def dgrad(dy: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.Array:
+    """Compute dx from dy and w."""
+    o, i, *window = layout.w
+    w = lax.rev(_oriented(w, spec, layout), window)
+    w = fold(unfold(w, o, spec.groups), o, i)  # (K, C / groups) to (K / groups, C)
+    return _convolve(
+        dy,
+        w,
+        shape=layout.to_array("x", spec.x_shape),
+        spec=spec,
+        dimension_numbers=(layout.y, (i, o, *window), layout.x),
+        window_strides=(1,) * spec.num_spatial,
+        padding=[
+            (d * (r - 1) - lo, n + lo - 1 - s * (p - 1))
+            for n, r, p, s, d, (lo, _) in _per_dimension(spec)
+        ],
+        lhs_dilation=spec.strides,
+        rhs_dilation=spec.dilation,
+        feature_group_count=spec.groups,
+    )
+
+
+def wgrad(x: jax.Array, dy: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.Array:
+    """Compute dw from x and dy."""
+    dw = _convolve(
+        x,
+        dy,
+        shape=layout.to_array("w", spec.w_shape),
+        spec=spec,
+        dimension_numbers=tuple(
+            (second, first, *spatial) for first, second, *spatial in (layout.x, layout.y, layout.w)
+        ),
+        window_strides=spec.dilation,
+        padding=[
+            (lo, s * (p - 1) + 1 + d * (r - 1) - n - lo)
+            for n, r, p, s, d, (lo, _) in _per_dimension(spec)
+        ],
+        rhs_dilation=spec.strides,
+        batch_group_count=spec.groups,
+    )
+    return _oriented(dw, spec, layout)
+
+
+def _per_dimension(spec: ConvSpec) -> Iterable[tuple]:
+    """Give L, R, P, s, d and (lo, hi) for each spatial dimension."""
+    sizes = (spec.x_shape[2:], spec.w_shape[2:], spec.y_shape[2:])
+    return zip(*sizes, spec.strides, spec.dilation, spec.padding, strict=True)
+
+
+def _oriented(w: jax.Array, spec: ConvSpec, layout: Layout) -> jax.Array:
+    """Turn a filter to or from the order in which `lax` slides it."""
+    return lax.rev(w, layout.w[2:]) if spec.flip else w
+
+
+def _convolve(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    shape: Sequence[int],
+    spec: ConvSpec,
+    dimension_numbers: Sequence[Sequence[int]],
+    **params,
+) -> jax.Array:
+    # An empty sum is zero. XLA refuses some empty windows, and the formulas above presume P > 0.
+    if 0 in (*lhs.shape, *rhs.shape, *shape):
+        return jnp.zeros(shape, spec.dtype)
+    y = lax.conv_general_dilated(
+        lhs,
+        rhs,
+        dimension_numbers=lax.ConvDimensionNumbers(*map(tuple, dimension_numbers)),
+        precision=spec.precision,
+        preferred_element_type=DTYPES[spec.dtype].accumulate,
+        **params,
+    )
+    return lax.convert_element_type(y, spec.dtype)

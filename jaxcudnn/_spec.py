@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a convolution is: its sizes and geometry, and how the users' arrays are laid out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ._dtypes import PrecisionPair, allows_tf32
+
+Role = str  # "x", "w" or "y"
+Shape = tuple[int, ...]
+Pads = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class ConvSpec:
+    """A forward convolution y = conv(x, w), whichever of the three arrays is to be computed.
+
+    Shapes are logical, whatever the order of dimensions in the users' arrays:
+
+        x  (N, C, *spatial)    w  (K, C // groups, *window)    y  (N, K, *out)
+
+    An array's gradient has the array's own shape. `padding` holds (low, high) pairs, none negative.
+    """
+
+    x_shape: Shape
+    w_shape: Shape
+    strides: Shape
+    padding: Pads
+    dilation: Shape
+    groups: int
+    flip: bool
+    """Whether the window is reversed before it slides, which cuDNN calls CONVOLUTION."""
+    dtype: str
+    precision: PrecisionPair
+
+    @property
+    def y_shape(self) -> Shape:
+        """The output's shape, after https://openxla.org/xla/operation_semantics#conv_convolution."""
+        out = (
+            max(0, (size + low + high - extent(window, dilation)) // stride + 1)
+            for size, window, stride, (low, high), dilation in zip(
+                self.x_shape[2:],
+                self.w_shape[2:],
+                self.strides,
+                self.padding,
+                self.dilation,
+                strict=True,
+            )
+        )
+        return (self.x_shape[0], self.w_shape[0], *out)
+
+    @property
+    def num_spatial(self) -> int:
+        """How many spatial dimensions there are."""
+        return len(self.strides)
+
+    @property
+    def allow_tf32(self) -> bool:
+        """Whether float32 operands may be rounded to TF32."""
+        return allows_tf32(self.dtype, self.precision)
+
+    def shape(self, role: Role) -> Shape:
+        """Give the logical shape of x, w or y, and so of its gradient."""
+        return getattr(self, f"{role}_shape")
+
+
+class Layout(NamedTuple):
+    """The axis of the user's array at which each logical dimension sits, for x, w and y.
+
+    The order is `ConvSpec`'s, and `lax.ConvDimensionNumbers`'s: NHWC is (0, 3, 1, 2).
+    """
+
+    x: Shape
+    w: Shape
+    y: Shape
+
+    def axis(self, role: Role, dimension: int) -> int:
+        """Give the axis of one logical dimension."""
+        return getattr(self, role)[dimension]
+
+    def to_array(self, role: Role, logical: Sequence[int]) -> Shape:
+        """Reorder one number per logical dimension into one per axis."""
+        axes = getattr(self, role)
+        return tuple(logical[axes.index(axis)] for axis in range(len(axes)))
+
+    def to_logical(self, role: Role, array: Sequence[int]) -> Shape:
+        """Reorder one number per axis into one per logical dimension."""
+        return tuple(array[axis] for axis in getattr(self, role))
+
+
+def extent(window: int, dilation: int) -> int:
+    """Give the number of input positions that a dilated window spans."""
+    return 0 if window == 0 else dilation * (window - 1) + 1
