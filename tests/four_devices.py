@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests under `jax.shard_map`, which `test_shard_map.py` runs in a process with four CPU devices.
+
+Here a missing cast or sum raises nothing: gradients come out wrong by what other devices hold.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import cases
+import jaxcudnn
+from cases import CHANNELS_LAST, OPERANDS, Case, integers, parametrize
+
+CASES = [
+    cases.case("plain", (5, 6), (3, 2), "SAME", n=8, dimension_numbers=CHANNELS_LAST[2]),
+    cases.case(
+        "grouped", (5, 6), (3, 2), ((1, 0), (2, 1)), n=4, c=4, k=6, groups=2, strides=(2, 1)
+    ),
+]
+
+
+def mesh(axis_type: AxisType) -> jax.sharding.Mesh:
+    assert len(jax.devices()) == 4
+    return jax.make_mesh((4,), ("devices",), axis_types=(axis_type,))
+
+
+def by_images(case: Case, role: str) -> P:
+    """Divide x and y between devices by images, and give each device all of w."""
+    return P() if role == "w" else P(*[None] * case.axes(role)[0], "devices")
+
+
+def mapped(function, case: Case, computed: str, check_vma: bool = True):
+    return jax.shard_map(
+        function,
+        mesh=mesh(AxisType.Auto),
+        in_specs=tuple(by_images(case, role) for role in OPERANDS[computed]),
+        out_specs=by_images(case, computed),
+        check_vma=check_vma,
+    )
+
+
+def assert_equal(ours, theirs) -> None:
+    """The operands are integers, so that sums in any order are equal."""
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@parametrize(CASES)
+def test_derivatives_of_a_mapped_convolution(case: Case, check_vma: bool):
+    def gradients(conv):
+        return jax.jit(jax.grad(lambda x, w: jnp.sum(conv(x, w) ** 2), argnums=(0, 1)))
+
+    def tangents(conv):
+        return jax.jit(lambda x, w: jax.jvp(conv, (x, w), (2 * x, 3 * w)))
+
+    x, w = case.operands("y", integers)
+    conv = mapped(case.conv, case, "y", check_vma)
+    assert_equal(gradients(conv)(x, w), gradients(case.lax_conv)(x, w))
+    assert_equal(tangents(conv)(x, w), tangents(case.lax_conv)(x, w))
+
+
+@parametrize(CASES)
+def test_gradient_inside_the_map(case: Case):
+    """The gradient by what all devices share is a sum over devices, which nobody wrote."""
+
+    def gradient(conv):
+        return jax.grad(lambda x, w: jnp.sum(conv(x, w) ** 2), argnums=1)
+
+    x, w = case.operands("y", integers)
+    ours = jax.shard_map(
+        gradient(case.conv),
+        mesh=mesh(AxisType.Auto),
+        in_specs=(by_images(case, "x"), P()),
+        out_specs=P(),
+    )
+    assert_equal(jax.jit(ours)(x, w), gradient(case.lax_conv)(x, w))
+
+
+@pytest.mark.parametrize("computed", ["y", "x"])
+@parametrize(CASES)
+def test_second_order(case: Case, computed: str):
+    """Transposes of transposes, where each operation meets what varies and what is shared."""
+
+    def second_order(function):
+        first = jax.grad(lambda a, b: jnp.sum(function(a, b) ** 2), argnums=1)
+        return jax.jit(jax.grad(lambda a, b: jnp.sum(first(a, b)), argnums=(0, 1)))
+
+    operands = case.operands(computed, integers)
+    function = case.cudnn(computed)
+    assert_equal(
+        second_order(mapped(function, case, computed))(*operands), second_order(function)(*operands)
+    )
+
+
+@parametrize(CASES)
+def test_vmap_in_a_map(case: Case):
+    x, w = case.operands("y", integers)
+    ws = jnp.stack([w, 2 * w, 3 * w])
+    ours = jax.shard_map(
+        lambda x, ws: jax.vmap(case.conv, (None, 0))(x, ws),
+        mesh=mesh(AxisType.Auto),
+        in_specs=(by_images(case, "x"), P()),
+        out_specs=P(None, *by_images(case, "y")),
+    )
+    assert_equal(jax.jit(ours)(x, ws), jax.vmap(case.lax_conv, (None, 0))(x, ws))
+
+
+def test_vmap_over_none_varies_as_its_operands_do():
+    (case, _) = CASES
+    x, w = case.operands("y", integers)
+
+    def conv(x, ws):
+        y = jax.vmap(case.conv, (None, 0))(x, ws)
+        assert jax.typeof(y).manual_axis_type.varying == {"devices"}
+        return y
+
+    ours = jax.shard_map(
+        conv,
+        mesh=mesh(AxisType.Auto),
+        in_specs=(by_images(case, "x"), P()),
+        out_specs=P(None, *by_images(case, "y")),
+    )
+    assert jax.jit(ours)(x, jnp.stack([w])[:0]).shape == (0, *case.y_shape)
+
+
+@parametrize(CASES)
+def test_operands_that_the_compiler_divides(case: Case):
+    x, w = case.operands("y", integers)
+    divided = jax.device_put(x, NamedSharding(mesh(AxisType.Auto), by_images(case, "x")))
+    assert_equal(jax.jit(case.conv)(divided, w), case.lax_conv(x, w))
+
+
+def test_explicit_sharding_is_refused():
+    explicit = mesh(AxisType.Explicit)
+    x = jax.device_put(jnp.ones((4, 2, 6, 6)), NamedSharding(explicit, P("devices")))
+    w = jax.device_put(jnp.ones((3, 2, 2, 2)), NamedSharding(explicit, P()))
+    text = (
+        r"jaxcudnn.conv_fprop: image and weight must not be sharded over explicit mesh axes, got "
+        r"float32\[4@devices,2,6,6\] and float32\[3,2,2,2\]; call it inside jax.shard_map"
+    )
+    with jax.set_mesh(explicit), pytest.raises(NotImplementedError, match=text):
+        jaxcudnn.conv_fprop(x, w, padding=0)
+
+
+def test_replicated_operands_of_an_explicit_mesh_are_taken():
+    explicit = mesh(AxisType.Explicit)
+    x, w = (
+        jax.device_put(a, NamedSharding(explicit, P())) for a in CASES[0].operands("y", integers)
+    )
+    with jax.set_mesh(explicit):
+        assert_equal(jax.jit(CASES[0].conv)(x, w), CASES[0].lax_conv(x, w))

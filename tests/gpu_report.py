@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pytest plugin behind --gpu-report PATH: what ran, how it ended, on what machine, of what tree.
+
+tools/check_gpu_report.py reads the report. conftest.py registers the plugin.
+"""
+
+import datetime
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tree_hash import tree_sha256
+
+
+def add_option(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--gpu-report", type=Path, metavar="PATH", help="write what ran, and on which GPU, as JSON"
+    )
+
+
+def register(config: pytest.Config) -> None:
+    """Register the plugin if its option was given.
+
+    Raises:
+      pytest.UsageError: the tests are spread over processes, or the installed package is not that
+        of the tree.
+    """
+    path = config.getoption("--gpu-report")
+    if path is None:
+        return
+    if hasattr(config, "workerinput") or config.getoption("numprocesses", None):
+        raise pytest.UsageError("--gpu-report: run without -n, one process has the GPU")
+    stale = stale_modules(config.rootpath)
+    if stale:
+        raise pytest.UsageError(
+            f"--gpu-report: the installed jaxcudnn is not that of {config.rootpath} "
+            f"({', '.join(stale)} differ); install it again"
+        )
+    config.pluginmanager.register(GpuReport(config, path), "gpu_report")
+
+
+def stale_modules(root: Path) -> list[str]:
+    """Python files of jaxcudnn that differ between `root` and the package that is imported."""
+    spec = importlib.util.find_spec("jaxcudnn")
+    if spec is None or spec.origin is None:
+        return []
+    here, installed = (
+        {path.name: path.read_bytes() for path in folder.glob("*.py")}
+        for folder in (root / "jaxcudnn", Path(spec.origin).parent)
+    )
+    return sorted(name for name in {*here, *installed} if here.get(name) != installed.get(name))
+
+
+class GpuReport:
+    """Counts tests as pytest runs them and writes the report at the end of the session."""
+
+    def __init__(self, config: pytest.Config, path: Path):
+        self.path = config.invocation_params.dir / path
+        self.root = config.rootpath
+        self.left_out = not runs_all(config)
+        self.outcomes: dict[str, str] = {}
+        self.durations: dict[str, float] = {}
+
+    def record(self, name: str, outcome: str) -> None:
+        # The worst of a test's phases is its outcome.
+        rank = ("passed", "skipped", "failed")
+        self.outcomes[name] = max(self.outcomes.get(name, "passed"), outcome, key=rank.index)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if not report.passed:
+            self.record(report.nodeid, report.outcome)
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        self.left_out |= any(item.get_closest_marker("gpu") for item in items)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # An expected failure is a skip: it shows nothing that works.
+        self.record(report.nodeid, report.outcome)
+        self.durations[report.nodeid] = self.durations.get(report.nodeid, 0) + report.duration
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        outcomes = list(self.outcomes.values())
+        report = {
+            "passed": outcomes.count("passed"),
+            "failed": outcomes.count("failed"),
+            "skipped": outcomes.count("skipped"),
+            "complete": not (self.left_out or session.shouldstop or session.shouldfail),
+            **machine(),
+            "tree_sha256": tree_sha256(self.root),
+            "seconds": round(sum(self.durations.values()), 3),
+            "durations": {name: round(time, 3) for name, time in sorted(self.durations.items())},
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(report, indent=1) + "\n")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_line(f"GPU report written to {self.path}")
+
+
+def runs_all(config: pytest.Config) -> bool:
+    """Whether no path or test named on the command line leaves a part of tests/ out."""
+    whole = {config.rootpath, config.rootpath / "tests"}
+    return all((config.invocation_params.dir / name).resolve() in whole for name in config.args)
+
+
+def machine() -> dict[str, str | None]:
+    """What ran the tests; None for what there is not."""
+    native = sys.modules.get("jaxcudnn._native")
+    return {
+        "gpu": gpu_name(),
+        "driver": driver_version(),
+        "cudnn": cudnn_version(native.cudnn_version()) if native else None,
+        "jax": importlib.metadata.version("jax"),
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+    }
+
+
+def gpu_name() -> str | None:
+    import jax
+
+    try:
+        return jax.devices("cuda")[0].device_kind
+    except RuntimeError:
+        return None
+
+
+def driver_version() -> str | None:
+    try:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+        return answer.stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        pass
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
+    return found and found[0]
+
+
+def cudnn_version(version: object) -> str:
+    """cuDNN's number, such as 91900, as 9.19.0; anything else as it is."""
+    if isinstance(version, int):
+        return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+    return str(version)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every refusal: the exception, and a text that names the function, the rule, the values and the remedy."""
+
+# ruff: noqa: E501 (a refusal is a line)
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxcudnn
+
+PADDED: dict[str, Any] = {"padding": 1}
+X, W, Y = jnp.ones((2, 4, 6, 6)), jnp.ones((6, 4, 3, 3)), jnp.ones((2, 6, 6, 6))
+
+
+def general(
+    lhs: Any = X,
+    rhs: Any = W,
+    window_strides: Any = (1, 1),
+    padding: Any = "SAME",
+    **arguments: Any,
+):
+    return jaxcudnn.conv_general_dilated(lhs, rhs, window_strides, padding, **arguments)
+
+
+def fprop(image: Any = X, weight: Any = W, **arguments: Any):
+    return jaxcudnn.conv_fprop(image, weight, **PADDED | arguments)
+
+
+def dgrad(loss: Any = Y, filter: Any = W, image_spatial_shape: Any = (6, 6), **arguments: Any):
+    return jaxcudnn.conv_dgrad(loss, filter, image_spatial_shape, **PADDED | arguments)
+
+
+def wgrad(image: Any = X, loss: Any = Y, filter_spatial_shape: Any = (3, 3), **arguments: Any):
+    return jaxcudnn.conv_wgrad(image, loss, filter_spatial_shape, **PADDED | arguments)
+
+
+def ones(*shape: int, dtype="float32"):
+    return jnp.ones(shape, dtype)
+
+
+NAMES = {
+    general: "conv_general_dilated",
+    fprop: "conv_fprop",
+    dgrad: "conv_dgrad",
+    wgrad: "conv_wgrad",
+}
+
+REFUSED = [
+    # operands
+    (general, {"lhs": [1.0]}, TypeError, "lhs must be a JAX or NumPy array, got list; convert it with jax.numpy.asarray"),
+    (fprop, {"weight": 2.0}, TypeError, "weight must be a JAX or NumPy array, got float; "),
+    (general, {"rhs": ones(6, 4, 3)}, ValueError, "lhs and rhs must have the same rank, got shapes (2, 4, 6, 6) and (6, 4, 3)"),
+    (fprop, {"image": ones(4, 6, 6)}, ValueError, "image and weight must have the same rank, got shapes (4, 6, 6) and (6, 4, 3, 3)"),
+    (general, {"lhs": ones(3), "rhs": ones(3)}, ValueError, "lhs and rhs must have two dimensions beside the spatial ones, got shapes (3,) and (3,)"),
+    (general, {"lhs": ones(2, 4), "rhs": ones(6, 4)}, NotImplementedError, "lhs and rhs must have 1 to 3 spatial dimensions, got shapes (2, 4) and (6, 4)"),
+    (wgrad, {"image": ones(*[1] * 6), "loss": ones(*[1] * 6)}, NotImplementedError, "image and loss must have 1 to 3 spatial dimensions"),
+    (general, {"rhs": W.astype("bfloat16")}, TypeError, "lhs and rhs must have the same dtype, got float32 and bfloat16; cast one of them"),
+    (general, {"lhs": X.astype("int32"), "rhs": W.astype("int32")}, NotImplementedError, "lhs and rhs must have one of the dtypes float16, bfloat16, float32, got int32; cast them"),
+    (dgrad, {"loss": Y.astype("complex64"), "filter": W.astype("complex64")}, NotImplementedError, "loss and filter must have one of the dtypes float16, bfloat16, float32, got complex64"),
+    (general, {"lhs": X.astype("float8_e4m3fn"), "rhs": W.astype("float8_e4m3fn")}, NotImplementedError, "got float8_e4m3fn"),
+    # channels and groups
+    (general, {"rhs": ones(6, 3, 3, 3)}, ValueError, "the input channels of rhs must number the channels of lhs divided by feature_group_count, got 3 for 4 // 1; if dimension_numbers are not the default"),
+    (general, {"feature_group_count": 3}, ValueError, "feature_group_count must divide the channels of lhs and the output channels of rhs, got feature_group_count 3 for 4 and 6"),
+    (general, {"rhs": ones(6, 1, 3, 3), "feature_group_count": 4}, ValueError, "must divide the channels of lhs and the output channels of rhs, got feature_group_count 4 for 4 and 6"),
+    (general, {"feature_group_count": 0}, ValueError, "feature_group_count must be at least 1, got 0"),
+    (general, {"feature_group_count": 1.0}, TypeError, "feature_group_count must be an integer, got 1.0"),
+    (fprop, {"weight": ones(6, 3, 3, 3)}, ValueError, "the channels of image must be a multiple of the input channels of weight, got 4 and 3; if dimension_numbers are not the default"),
+    (fprop, {"weight": ones(6, 0, 3, 3)}, ValueError, "must be a multiple of the input channels of weight, got 4 and 0"),
+    (fprop, {"weight": ones(5, 2, 3, 3)}, ValueError, "groups must divide the channels of image and the output channels of weight, got groups 2 for 4 and 5"),
+    (dgrad, {"groups": 4}, ValueError, "groups must divide the channels of image and the output channels of filter, got groups 4 for 16 and 6"),
+    (dgrad, {"groups": -1}, ValueError, "groups must be at least 1, got -1"),
+    (wgrad, {"groups": 3}, ValueError, "groups must divide the channels of image and the output channels of filter, got groups 3 for 4 and 6"),
+    (wgrad, {"groups": 0}, ValueError, "groups must be at least 1, got 0"),
+    (wgrad, {"groups": "2"}, TypeError, "groups must be an integer, got '2'"),
+    # strides and dilation
+    (general, {"window_strides": 1}, TypeError, "window_strides must be a sequence of integers, got 1"),
+    (general, {"window_strides": (1.0, 1.0)}, TypeError, "window_strides must be a sequence of integers, got (1.0, 1.0)"),
+    (general, {"window_strides": (1,)}, ValueError, "window_strides must have one number for each spatial dimension, which are 2, got (1,)"),
+    (general, {"window_strides": (1, 0)}, ValueError, "window_strides must be at least 1, got (1, 0)"),
+    (general, {"window_strides": (1, -2)}, ValueError, "window_strides must be at least 1, got (1, -2)"),
+    (general, {"rhs_dilation": (0, 1)}, ValueError, "rhs_dilation must be at least 1, got (0, 1)"),
+    (general, {"rhs_dilation": (1, 1, 1)}, ValueError, "rhs_dilation must have one number for each spatial dimension, which are 2, got (1, 1, 1)"),
+    (fprop, {"stride": -1}, ValueError, "stride must be at least 1, got (-1, -1)"),
+    (fprop, {"stride": "1"}, TypeError, "stride must be an integer or a sequence of integers, got '1'"),
+    (fprop, {"dilation": (1, 1, 1)}, ValueError, "dilation must have one number for each spatial dimension, which are 2, got (1, 1, 1)"),
+    # padding
+    (general, {"padding": "FULL"}, ValueError, "padding must be 'SAME', 'SAME_LOWER', 'VALID' or a sequence of (low, high) pairs, got 'FULL'"),
+    (general, {"padding": 1}, TypeError, "padding must be a string or a sequence of (low, high) pairs of integers, got 1; write ((p, p), ...) to pad both sides by p"),
+    (general, {"padding": (1, 1)}, TypeError, "pairs of integers, got (1, 1); write ((p, p), ...)"),
+    (general, {"padding": ((1, 1), (1, 0.5))}, TypeError, "pairs of integers, got ((1, 1), (1, 0.5))"),
+    (general, {"padding": ((1, 1, 1), (1, 1, 1))}, TypeError, "pairs of integers, got ((1, 1, 1), (1, 1, 1))"),
+    (general, {"padding": ((1, 1),)}, ValueError, "padding must have one pair for each spatial dimension, which are 2, got ((1, 1),)"),
+    (general, {"padding": ((-4, -3), (0, 0))}, ValueError, "negative padding must not crop more than there is, got padding ((-4, -3), (0, 0)) for spatial sizes (6, 6)"),
+    (fprop, {"padding": -1}, ValueError, "padding must be at least 0, got (-1, -1)"),
+    (fprop, {"padding": ((1, 1), (1, 1))}, TypeError, "padding must be an integer or a sequence of integers, got ((1, 1), (1, 1))"),
+    (fprop, {"padding": (1,)}, ValueError, "padding must have one number for each spatial dimension, which are 2, got (1,)"),
+    (fprop, {"padding": None}, TypeError, "either padding or both pre_padding and post_padding must be given, got none of them; write padding=0 for none"),
+    (fprop, {"pre_padding": 1}, TypeError, "either padding or both pre_padding and post_padding must be given, got padding and pre_padding"),
+    (fprop, {"pre_padding": 1, "post_padding": 1}, TypeError, "must be given, got padding and pre_padding and post_padding"),
+    (wgrad, {"padding": None, "post_padding": 1}, TypeError, "must be given, got post_padding"),
+    (fprop, {"padding": None, "pre_padding": (1, 1), "post_padding": (1, -1)}, ValueError, "post_padding must be at least 0, got (1, -1)"),
+    # dimension numbers
+    (general, {"dimension_numbers": "NCHW"}, TypeError, "dimension_numbers must be None, three strings or a jax.lax.ConvDimensionNumbers, got 'NCHW'"),
+    (general, {"dimension_numbers": ("NCHW", "OIHW")}, TypeError, "dimension_numbers must be None, three strings or a jax.lax.ConvDimensionNumbers, got ('NCHW', 'OIHW')"),
+    (general, {"dimension_numbers": ("NCHW", (0, 1, 2, 3), "NCHW")}, TypeError, "dimension_numbers must be None, three strings"),
+    (general, {"dimension_numbers": ("NCH", "OIH", "NCH")}, ValueError, "dimension_numbers must name each of 4 axes by a letter of its own, two of them N and C, or O and I for rhs, and the others the same in all three, got ('NCH', 'OIH', 'NCH'); for two spatial dimensions write ('NHWC', 'OHWI', 'NHWC'), for example"),
+    (general, {"dimension_numbers": ("NCHH", "OIHH", "NCHH")}, ValueError, "by a letter of its own"),
+    (general, {"dimension_numbers": ("NCHW", "OIHX", "NCHW")}, ValueError, "the same in all three, got ('NCHW', 'OIHX', 'NCHW')"),
+    (general, {"dimension_numbers": ("NHWX", "OIHW", "NCHW")}, ValueError, "two of them N and C"),
+    (fprop, {"dimension_numbers": ("NCHW", "HWXY", "NCHW")}, ValueError, "or O and I for weight"),
+    (general, {"dimension_numbers": lax.ConvDimensionNumbers((0, 1, 2), (0, 1, 2), (0, 1, 2))}, ValueError, "dimension_numbers must be three permutations of the axes 0 to 3, got ConvDimensionNumbers("),
+    # the third array
+    (dgrad, {"image_spatial_shape": (7, 6)}, ValueError, "loss must have the shape of the forward convolution's output, (N, K, *spatial) = (2, 6, 7, 6), got (2, 6, 6, 6)"),
+    (dgrad, {"loss": ones(2, 5, 6, 6)}, ValueError, "loss must have the shape of the forward convolution's output, (N, K, *spatial) = (2, 6, 6, 6), got (2, 5, 6, 6)"),
+    (dgrad, {"image_spatial_shape": 6}, TypeError, "image_spatial_shape must be a sequence of integers, got 6"),
+    (dgrad, {"image_spatial_shape": (2, 4, 6, 6)}, ValueError, "image_spatial_shape must have one number for each spatial dimension, which are 2, got (2, 4, 6, 6)"),
+    (wgrad, {"filter_spatial_shape": (3, 5)}, ValueError, "loss must have the shape of the forward convolution's output, (N, K, *spatial) = (2, 6, 6, 4), got (2, 6, 6, 6)"),
+    (wgrad, {"loss": ones(3, 6, 6, 6)}, ValueError, "(N, K, *spatial) = (2, 6, 6, 6), got (3, 6, 6, 6)"),
+    (wgrad, {"filter_spatial_shape": (3, -1)}, ValueError, "filter_spatial_shape must be at least 0, got (3, -1)"),
+    # modes, types and precision
+    (fprop, {"convolution_mode": "CORRELATION"}, ValueError, "convolution_mode must be 'CROSS_CORRELATION' or 'CONVOLUTION', got 'CORRELATION'"),
+    (fprop, {"convolution_mode": True}, TypeError, "convolution_mode must be a string or an enumerator of cuDNN's, got True"),
+    (fprop, {"compute_data_type": "HALF"}, NotImplementedError, "compute_data_type must be float32, got 'HALF'; leave it out"),
+    (fprop, {"compute_data_type": SimpleNamespace(name="DOUBLE")}, NotImplementedError, "compute_data_type must be float32, got namespace(name='DOUBLE')"),
+    (wgrad, {"compute_data_type": jnp.float16}, NotImplementedError, "compute_data_type must be float32, got "),
+    (fprop, {"compute_data_type": 0}, TypeError, "compute_data_type must be a string or an enumerator of cuDNN's, got 0"),
+    (general, {"precision": "low"}, ValueError, "precision must be None, a jax.lax.Precision, its name, a pair of these, or a jax.lax.DotAlgorithmPreset, got 'low'"),
+    (general, {"precision": ("high", None)}, ValueError, "precision must be None, a jax.lax.Precision, its name, a pair of these"),
+    (general, {"precision": ("high",) * 3}, ValueError, "precision must be None"),
+    (general, {"precision": 0}, ValueError, "precision must be None"),
+    (dgrad, {"precision": ("F32_F32_F32", "F32_F32_F32")}, ValueError, "precision must be None"),
+    # not built yet
+    (general, {"lhs_dilation": (2, 1)}, NotImplementedError, "lhs_dilation must be None or all ones, got (2, 1); jax.lax.conv_general_dilated takes other values"),
+    (general, {"lhs_dilation": 2}, TypeError, "lhs_dilation must be a sequence of integers, got 2"),
+    (general, {"batch_group_count": 2}, NotImplementedError, "batch_group_count must be 1, got 2; jax.lax"),
+    (general, {"batch_group_count": None}, TypeError, "batch_group_count must be an integer, got None"),
+    (general, {"preferred_element_type": "bfloat16"}, NotImplementedError, "preferred_element_type must be None or the operands' dtype, float32, got 'bfloat16'; jax.lax"),
+    (general, {"preferred_element_type": "real"}, TypeError, "preferred_element_type must be a dtype, got 'real'"),
+    (general, {"out_sharding": jax.P()}, NotImplementedError, "out_sharding must be None, got P()"),
+]  # fmt: skip
+
+
+def identity(row) -> str:
+    function, arguments, exception, _ = row
+    return f"{NAMES[function]}-{'-'.join(arguments)}-{exception.__name__}"
+
+
+@pytest.mark.parametrize(
+    "function, arguments, exception, text", REFUSED, ids=map(identity, REFUSED)
+)
+def test_refused(function, arguments, exception, text: str):
+    caller, rule = re.escape(f"jaxcudnn.{NAMES[function]}: "), re.escape(text)
+    with pytest.raises(exception, match=f"^{caller}.*{rule}"):
+        function(**arguments)
+
+
+@pytest.mark.parametrize("function", NAMES, ids=NAMES.get)
+def test_what_the_rows_change_is_accepted(function):
+    function()
+
+
+def test_errors_come_when_tracing():
+    with pytest.raises(ValueError, match="the input channels of rhs"):
+        jax.eval_shape(general, X, jax.ShapeDtypeStruct((6, 3, 3, 3), "float32"))
+
+
+@pytest.mark.parametrize("argument", ["window_strides", "padding", "feature_group_count"])
+def test_traced_geometry_is_refused(argument: str):
+    values = {"window_strides": (1, 1), "padding": ((1, 1), (1, 1)), "feature_group_count": 1}
+    with pytest.raises(
+        TypeError, match=f"jaxcudnn.conv_general_dilated: {argument} must be .* integers?"
+    ):
+        jax.jit(lambda value: general(**{argument: value}))(values[argument])
+
+
+def test_arrays_that_jax_does_not_take_are_refused():
+    with pytest.raises(TypeError):
+        general(lhs=np.full((2, 4, 6, 6), None))

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a computed sum of products may be from the exact one: the only place with such numbers.
+
+Operands are given exactly, and each element of a result is a sum of `length` products. Let u be the
+unit roundoff of a dtype, eps / 2. Whatever the order of summation (N. J. Higham, Accuracy and
+Stability of Numerical Algorithms, 2nd edition, sections 3.1 and 4.2), to first order
+
+    |computed - exact|  <=  (length u_float32 + 2 u_operand) magnitude  +  u_result |exact|,
+
+where magnitude is the same sum over absolute values; u_operand is the error of rounding an operand
+before it is multiplied, which is 0 unless TF32 is allowed, and then 2^-10, for hardware that keeps
+10 bits by truncation; and the last term, for 16-bit results alone, is the rounding of the float32
+sum. Below the smallest normal number, roundings err by up to the smallest subnormal one instead.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+TF32_ROUNDOFF = 2.0**-10
+SECOND_ORDER = 1.01  # makes up for what the first order leaves out while length u is small
+
+# Central differences in float32 with step h err by h^2 / 6 third derivatives and by u_float32 / h
+# values. Those differenced here are polynomials of degree 3 in the operands, with values of 10 to
+# 100, which makes 2e-5 and 6e-4 at this step.
+DIFFERENCES = {"eps": 1e-2, "atol": 2e-3, "rtol": 2e-3}
+
+
+def bound(
+    exact: np.ndarray, magnitude: np.ndarray, *, dtype: str, length: int, tf32: bool = False
+) -> np.ndarray:
+    """The largest error allowed in each element."""
+    summed = length * jnp.finfo(jnp.float32).eps / 2 + (2 * TF32_ROUNDOFF if tf32 else 0)
+    result = jnp.finfo(dtype)
+    rounded = 0.0 if dtype == "float32" else float(result.eps) / 2
+    return (
+        SECOND_ORDER * (float(summed) * magnitude + rounded * np.abs(exact))
+        + float(result.smallest_subnormal) * length
+    )
+
+
+def assert_close(
+    computed,
+    exact: np.ndarray,
+    magnitude: np.ndarray,
+    *,
+    dtype: str,
+    length: int,
+    tf32: bool = False,
+) -> None:
+    """Check dtype, shape and every element of a result."""
+    assert str(computed.dtype) == dtype
+    assert computed.shape == exact.shape
+    error = np.abs(np.asarray(computed, np.float64) - exact)
+    allowed = bound(exact, magnitude, dtype=dtype, length=length, tf32=tf32)
+    excess = np.max(error - allowed, initial=-np.inf)
+    assert excess <= 0, f"an error exceeds the {np.max(allowed):.3g} allowed by {excess:.3g}"
