@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn the file of results into Markdown, so that no figure is ever typed.
+
+    python benchmarks/report.py reports/benchmarks.json --write docs/benchmarks.md
+
+prints the tables, and with `--write` puts them between the two marks in that file.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+def compared(section: dict[str, Any]) -> list[dict[str, Any]]:
+    """Give the rows in which cuDNN's frontend ran too."""
+    return [row for row in section["rows"] if "frontend" in row["us"]]
+
+
+class Figure(NamedTuple):
+    """A figure to reach."""
+
+    text: str
+    section: str
+    limit: float
+    unit: str
+    value: Callable[[dict[str, Any]], float]
+
+
+FIGURES = (
+    Figure(
+        "Device time over cuDNN's Python frontend, same plan: the largest ratio",
+        "layers",
+        1.03,
+        "",
+        lambda section: max(row["ratio"] for row in compared(section)),
+    ),
+    Figure(
+        "Kernels beside cuDNN's own in a step: the largest number",
+        "layers",
+        0,
+        "",
+        lambda section: max(map(len, (row["kernels_beside"] for row in compared(section)))),
+    ),
+    Figure(
+        "Our share of Execute, median",
+        "host",
+        1,
+        "us",
+        lambda section: section["figures"]["share_ns"] / 1e3,
+    ),
+    Figure(
+        "Initialize after the first time, median",
+        "host",
+        1,
+        "us",
+        lambda section: section["figures"]["initialize_ns"] / 1e3,
+    ),
+    Figure(
+        "Chain of 20 small convolutions with ReLU, wall time over `lax`",
+        "chain",
+        0.5,
+        "",
+        lambda section: next(row["ratio"] for row in section["rows"] if row["kind"] == "streamed"),
+    ),
+    Figure(
+        "Building and choosing a plan after the first, median",
+        "plans",
+        50,
+        "ms",
+        lambda section: section["figures"]["median_ms"],
+    ),
+)
+
+
+def render(results: dict[str, Any]) -> str:
+    """Give all tables for which there are results."""
+    sections = results["sections"]
+    parts = [environment_line(results["environment"]), figures_table(sections)]
+    for name, part in PARTS.items():
+        if name in sections and (sections[name]["rows"] or sections[name]["figures"]):
+            parts.append(part(sections[name]))
+    failures = [text for section in sections.values() for text in section["failures"]]
+    if failures:
+        lines = [f"* {text.splitlines()[0][:300]}" for text in failures]
+        parts.append("Not measured:\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def environment_line(environment: dict[str, str | None]) -> str:
+    """Name hardware and software."""
+    names = {"cudnn": "cuDNN", "cudnn_frontend": "cuDNN's frontend", "python": "Python"}
+    known = {key: value for key, value in environment.items() if value and key != "gpu"}
+    software = ", ".join(f"{names.get(key, key)} {value}" for key, value in known.items())
+    return f"Measured on: {environment.get('gpu')}, {software}."
+
+
+def figures_table(sections: dict[str, Any]) -> str:
+    """Compare each figure with its limit."""
+    rows = []
+    for figure in FIGURES:
+        try:
+            value = figure.value(sections[figure.section])
+        except (KeyError, ValueError, StopIteration):
+            continue  # not measured, or not yet
+        verdict = "reached" if value <= figure.limit else "**missed**"
+        limit, measured = (f"{number(x)} {figure.unit}".strip() for x in (figure.limit, value))
+        rows.append((figure.text, limit, measured, verdict))
+    return table(("figure", "at most", "measured", ""), rows)
+
+
+def layers_part(section: dict[str, Any]) -> str:
+    """Tell the device time of every layer and pass."""
+    peers = compared(section)
+    equal = sum(row["bit_equal"] for row in peers)
+    text = (
+        "ResNet-50 layers, batch 128, microseconds on the device. The frontend's result has the "
+        f"same bits in {equal} of {len(peers)}."
+    )
+    beside = [
+        f"* {row['layer']} {row['op']} {row['dtype']}: {', '.join(row['kernels_beside'])}"
+        for row in peers
+        if row["kernels_beside"]
+    ]
+    parts = [text, device_table(section["rows"])]
+    if beside:
+        parts.append("Kernels beside cuDNN's own:\n\n" + "\n".join(beside))
+    return "\n\n".join(parts)
+
+
+def device_table(rows: Iterable[dict[str, Any]]) -> str:
+    """Tell device times, a row of the table for each row of results."""
+    cells = []
+    for row in rows:
+        us = row["us"]
+        own, peer, stock = us["jaxcudnn"], us.get("frontend"), us.get("lax")
+        cells.append(
+            (
+                row["layer"],
+                row["op"],
+                row["dtype"],
+                row["plan"].split("_")[0],
+                f"{own:.1f}",
+                f"{peer:.1f}" if peer else "",
+                f"{row['ratio']:.3f}" if row["ratio"] else "",
+                f"{stock:.1f}" if stock else "",
+                f"{stock / own:.2f}" if stock else "",
+            )
+        )
+    head = ("convolution", "pass", "dtype", "engine", "jaxcudnn", "frontend", "ratio")
+    return table((*head, "`lax`", "`lax` / jaxcudnn"), cells)
+
+
+def chain_part(section: dict[str, Any]) -> str:
+    """Tell the wall time of the chain."""
+    cells = [
+        (
+            row["kind"],
+            f"{row['us']['jaxcudnn']:.0f}",
+            f"{row['us']['lax']:.0f}",
+            number(row["ratio"]),
+        )
+        for row in section["rows"]
+    ]
+    text = (
+        "Chain of 20 convolutions 8x14x14x64, 3x3, bfloat16, with ReLU: wall microseconds a step."
+    )
+    return f"{text}\n\n{table(('steps', 'jaxcudnn', '`lax`', 'ratio'), cells)}"
+
+
+def host_part(section: dict[str, Any]) -> str:
+    """Tell the time in the handlers."""
+    figures = section["figures"]
+    rows = [
+        (stage, number(figures[f"{stage}_ns"]), number(figures[f"{stage}_p90_ns"]))
+        for stage in ("execute", "enqueue", "initialize")
+    ]
+    text = (
+        f"Host nanoseconds in the handlers, {figures['calls']} calls of Execute; "
+        "enqueue is cuDNN's part of it."
+    )
+    return f"{text}\n\n{table(('stage', 'median', '90th percentile'), rows)}"
+
+
+def plans_part(section: dict[str, Any]) -> str:
+    """Tell the time to build plans."""
+    figures = section["figures"]
+    return (
+        f"Plans of {figures['plans']} new convolutions: median {number(figures['median_ms'])} ms, "
+        f"slowest {number(figures['max_ms'])} ms; the first of the process, which loads cuDNN's "
+        f"libraries, {number(figures['first_ms'])} ms."
+    )
+
+
+def headline_part(section: dict[str, Any]) -> str:
+    """Tell the device time of the gradients that XLA computes in a roundabout way."""
+    text = "Gradients that XLA computes in a roundabout way, microseconds on the device."
+    return f"{text}\n\n{device_table(section['rows'])}"
+
+
+PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "layers": layers_part,
+    "headline": headline_part,
+    "chain": chain_part,
+    "host": host_part,
+    "plans": plans_part,
+}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a Markdown table whose columns are aligned, so that it can be read as it is."""
+    lines = [tuple(head), *map(tuple, rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [
+        "| "
+        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        + " |"
+        for line in lines
+    ]
+    rule = "| " + " | ".join("-" * width for width in widths) + " |"
+    return "\n".join([padded[0], rule, *padded[1:]])
+
+
+def number(value: float) -> str:
+    """Write three digits, or all that are before the point."""
+    if value >= 100 or value == int(value):
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def insert(document: str, text: str) -> str:
+    """Put `text` between the marks of a document.
+
+    Raises:
+        ValueError: the document does not have both marks, once and in order.
+    """
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end) or BEGIN in rest or END in after:
+        raise ValueError(f"expected {BEGIN} and then {END}, once each")
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument(
+        "--write", type=Path, metavar="DOCUMENT", help="put the tables in this file"
+    )
+    args = parser.parse_args(argv)
+    text = render(json.loads(args.results.read_text()))
+    if args.write:
+        args.write.write_text(insert(args.write.read_text(), text))
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
