@@ -11,7 +11,12 @@ import pytest
 
 TESTS = Path(__file__).parent / "cpp"
 CSRC = Path(__file__).parents[1] / "csrc"
-SOURCES = {"conv_spec_test.cc": ["conv_spec.cc"], "guard_test.cc": [], "plan_cache_test.cc": []}
+SOURCES = {
+    "conv_spec_test.cc": ["conv_spec.cc"],
+    "guard_test.cc": [],
+    "known_faults_test.cc": ["conv_spec.cc"],
+    "plan_cache_test.cc": [],
+}
 
 
 @pytest.fixture(name="compiler", scope="module")

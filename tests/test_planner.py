@@ -185,6 +185,27 @@ class TestWorkspaceLimit:
         assert not isinstance(error.value, native.UnsupportedError)
 
 
+class TestPlansThatAreNotUsed:
+    """csrc/known_faults.h and the generic engine, seen from outside."""
+
+    strict = {"dtype": "float32", "allow_tf32": False}
+
+    def test_engines_that_ignore_the_high_padding(self, native):
+        symmetric = layer("wgrad", **self.strict)
+        plan = native.plan_from_properties(PROPERTIES, **symmetric)
+        assert plan.name.startswith("eng20_")  # else the next lines show nothing
+        asymmetric = symmetric | {"post_padding": [0, 0], "y": [8, 128, 55, 55]}
+        plan = native.plan_from_properties(PROPERTIES, **asymmetric)
+        assert plan.name.split("_")[0] not in ("eng1", "eng20")
+
+    @pytest.mark.parametrize("op", OPERATIONS)
+    @pytest.mark.parametrize(("dtype", "alignment"), [("bfloat16", 2), ("float32", 4)])
+    def test_small_alignment_gets_the_generic_engine(self, native, op, dtype, alignment):
+        attributes = layer(op, dtype=dtype)
+        plan = native.plan_from_properties(PROPERTIES, **attributes, alignment=alignment)
+        assert plan.name == "eng0"
+
+
 class TestRefusals:
     def test_what_cudnn_cannot_do_is_told_apart(self, native):
         big = 1 << 16
