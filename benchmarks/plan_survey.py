@@ -75,7 +75,7 @@ def survey(frontend: Frontend, seed: int, role: str) -> Iterator[dict[str, Any]]
     case, dtype = draw_case(seed)
     arrays = {name: cases.integers(i, case.shape(name), dtype) for i, name in enumerate("xwy")}
     operands = [arrays[name] for name in cases.OPERANDS[role]]
-    exact, _ = oracle.compute(role, *operands, case)
+    exact, _ = oracle.compute(role, *operands, case=case)
     expected = channels_last(exact.astype(dtype), case, role)
     described = attributes(case, role, dtype)
     graph, roles = build_graph(frontend.cudnn, described, handle=frontend.handle)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands and results that XLA places inside larger buffers, at addresses cuDNN's fast plans refuse.
+"""Operands and results inside larger buffers, at addresses that cuDNN's fast plans refuse.
 
 XLA passes a contiguous slice of an array as a pointer into it. Parameters kept as one flat vector,
 as `jax.flatten_util.ravel_pytree` makes them, arrive so at addresses aligned to one element. The

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random convolutions on the GPU with small integers, compared with == to the definition.
 
-JAXCUDNN_FUZZ=START:STOP runs others than the first hundred. A failure prints the case as one that can be pasted into cases.py.
+JAXCUDNN_FUZZ=START:STOP runs others than the first hundred. A failure prints the case as one that
+can be pasted into cases.py.
 """
 
 import os
 
-import cases
 import jax
 import numpy as np
-import oracle
 import pytest
+
+import cases
+import oracle
 from cases import OPERANDS, Case, case, integers
 
 pytestmark = pytest.mark.gpu
@@ -59,7 +61,7 @@ def test_every_role(seed: int):
         }
 
     for role, computed in run(arrays).items():
-        exact, _ = oracle.compute(role, *(arrays[name] for name in OPERANDS[role]), drawn)
+        exact, _ = oracle.compute(role, *(arrays[name] for name in OPERANDS[role]), case=drawn)
         np.testing.assert_array_equal(
             computed, exact.astype(dtype), err_msg=f"{role} in {dtype} of {drawn}"
         )

@@ -240,7 +240,7 @@ class TestErrors:
         assert_usable()
 
     def test_initialize_says_what_has_no_plan(self):
-        # More filter elements than cudnn_frontend addresses, in attributes alone: no memory is read.
+        # More filter elements than cudnn_frontend addresses, in attributes alone: nothing is read.
         size = 1 << 16
         f, operands = call_directly(
             x=np.array([1, size, 6, 6]), w=np.array([size, size, 3, 3]), y=np.array([1, size, 4, 4])
@@ -306,7 +306,8 @@ def test_another_cudnn_on_the_path_is_not_used(tmp_path):
     script = textwrap.dedent("""
         import jax.numpy as jnp, jaxcudnn
         from jaxcudnn import _load
-        y = jaxcudnn.conv_general_dilated(jnp.ones((1, 8, 6, 6)), jnp.ones((8, 8, 3, 3)), (1, 1), "VALID")
+        x, w = jnp.ones((1, 8, 6, 6)), jnp.ones((8, 8, 3, 3))
+        y = jaxcudnn.conv_general_dilated(x, w, (1, 1), "VALID")
         assert (y == 72).all()
         print(_load.native().cudnn_path(), _load.native().cudnn_version())
     """)

@@ -8,46 +8,113 @@ with == after the one rounding to the result's dtype. Random operands are held t
 import math
 from functools import partial
 
-import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-from cases import OPERANDS, Case, case, integers, normal
 from jax import lax
-from tolerance import assert_close
 
+import cases
 import jaxcudnn
+import oracle
+from cases import OPERANDS, Case, case, integers, normal
 from jaxcudnn import _load
+from tolerance import assert_close
 
 pytestmark = pytest.mark.gpu
 
 NHWC = cases.CHANNELS_LAST[2]
-# Sizes at which cuDNN offers its tensor-core engines, which the shared table's tiny ones do not reach.
+# Sizes at which cuDNN offers its tensor-core engines; the shared table's are too small for them.
 LAYERS = [
     case("3x3", (14, 14), (3, 3), "SAME", c=64, k=128, dimension_numbers=NHWC),
-    case("3x3-hwio", (14, 14), (3, 3), "SAME", c=64, k=128, dimension_numbers=("NHWC", "HWIO", "NHWC")),
-    case("3x3-oihw", (14, 14), (3, 3), "SAME", c=64, k=128, dimension_numbers=("NHWC", "OIHW", "NHWC")),
+    case(
+        "3x3-hwio",
+        (14, 14),
+        (3, 3),
+        "SAME",
+        c=64,
+        k=128,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    ),
+    case(
+        "3x3-oihw",
+        (14, 14),
+        (3, 3),
+        "SAME",
+        c=64,
+        k=128,
+        dimension_numbers=("NHWC", "OIHW", "NHWC"),
+    ),
     case("3x3-nchw", (14, 14), (3, 3), "SAME", c=64, k=128),
-    case("5x3-hwio-asymmetric", (12, 13), (5, 3), ((2, 1), (0, 2)), c=32, k=64, strides=(2, 1),
-         dimension_numbers=("NHWC", "HWIO", "NHWC")),
+    case(
+        "5x3-hwio-asymmetric",
+        (12, 13),
+        (5, 3),
+        ((2, 1), (0, 2)),
+        c=32,
+        k=64,
+        strides=(2, 1),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    ),
     case("1x1", (14, 14), (1, 1), c=64, k=256, dimension_numbers=NHWC),
     case("1x1-hwio", (14, 14), (1, 1), c=64, k=256, dimension_numbers=("NHWC", "HWIO", "NHWC")),
     case("strided", (15, 14), (3, 3), "SAME", c=64, k=64, strides=(2, 2), dimension_numbers=NHWC),
-    case("stem", (32, 32), (7, 7), ((3, 3), (3, 3)), c=3, k=64, strides=(2, 2), dimension_numbers=NHWC),
+    case(
+        "stem",
+        (32, 32),
+        (7, 7),
+        ((3, 3), (3, 3)),
+        c=3,
+        k=64,
+        strides=(2, 2),
+        dimension_numbers=NHWC,
+    ),
     case("patches", (32, 32), (8, 8), c=3, k=96, strides=(8, 8), dimension_numbers=NHWC),
-    case("dilated", (14, 14), (3, 3), ((2, 2), (2, 2)), c=32, k=32, dilation=(2, 2), dimension_numbers=NHWC),
+    case(
+        "dilated",
+        (14, 14),
+        (3, 3),
+        ((2, 2), (2, 2)),
+        c=32,
+        k=32,
+        dilation=(2, 2),
+        dimension_numbers=NHWC,
+    ),
     case("grouped", (14, 14), (3, 3), "SAME", c=64, k=64, groups=8, dimension_numbers=NHWC),
     case("depthwise", (14, 14), (3, 3), "SAME", c=64, k=64, groups=64, dimension_numbers=NHWC),
-    case("depthwise-5x5-strided", (14, 14), (5, 5), "SAME", c=32, k=32, groups=32, strides=(2, 2),
-         dimension_numbers=("NHWC", "HWIO", "NHWC")),
+    case(
+        "depthwise-5x5-strided",
+        (14, 14),
+        (5, 5),
+        "SAME",
+        c=32,
+        k=32,
+        groups=32,
+        strides=(2, 2),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    ),
     case("odd-channels", (9, 9), (3, 3), "SAME", c=17, k=19, dimension_numbers=NHWC),
-    case("causal", (64,), (4,), ((9, 0),), c=64, k=64, dilation=(3,), dimension_numbers=cases.CHANNELS_LAST[1]),
+    case(
+        "causal",
+        (64,),
+        (4,),
+        ((9, 0),),
+        c=64,
+        k=64,
+        dilation=(3,),
+        dimension_numbers=cases.CHANNELS_LAST[1],
+    ),
     case("3d", (6, 6, 6), (3, 3, 3), "SAME", c=32, k=32, dimension_numbers=cases.CHANNELS_LAST[3]),
-    case("3d-strided", (6, 6, 6), (2, 2, 2), strides=(2, 2, 2), c=32, k=64,
-         dimension_numbers=cases.CHANNELS_LAST[3]),
-]  # fmt: skip
+    case(
+        "3d-strided",
+        (6, 6, 6),
+        (2, 2, 2),
+        strides=(2, 2, 2),
+        c=32,
+        k=64,
+        dimension_numbers=cases.CHANNELS_LAST[3],
+    ),
+]
 
 # dtype, and the precision that decides on TF32
 KINDS = [
@@ -102,13 +169,15 @@ def test_every_role(case: Case, dtype: str, precision):
     assert text.count(f"@{_load.TARGET}(") == (0 if is_empty(case) else 3)  # no fall-back to lax
 
     for role, computed in run(arrays["x"], arrays["w"], arrays["y"]).items():
-        exact, _ = oracle.compute(role, *(arrays[name] for name in OPERANDS[role]), case)
+        exact, _ = oracle.compute(role, *(arrays[name] for name in OPERANDS[role]), case=case)
         np.testing.assert_array_equal(computed, exact.astype(dtype), err_msg=role)
 
     arrays = draw(case, normal, dtype)
     tf32 = dtype == "float32" and precision == lax.Precision.DEFAULT
     for role, computed in run(arrays["x"], arrays["w"], arrays["y"]).items():
-        exact, magnitude = oracle.compute(role, *(arrays[name] for name in OPERANDS[role]), case)
+        exact, magnitude = oracle.compute(
+            role, *(arrays[name] for name in OPERANDS[role]), case=case
+        )
         assert_close(computed, exact, magnitude, dtype=dtype, length=case.lengths[role], tf32=tf32)
 
 
@@ -124,18 +193,23 @@ def test_flipped_window(case: Case, role: str):
 
 
 def lax_on_cpu(f, *arrays):
-    """`lax` in float32 on integers, which is exact; a second oracle for what has no definition here."""
+    """`lax` in float32 on integers, which is exact: an oracle for what oracle.py lacks."""
     cpu = jax.devices("cpu")[0]
     with jax.default_device(cpu):
         return jax.jit(f)(*(jax.device_put(array, cpu).astype(jnp.float32) for array in arrays))
+
+
+def with_axis(shape, axis):
+    """The shape with a mapped axis of size 3, if there is one."""
+    return shape if axis is None else (*shape[:axis], 3, *shape[axis:])
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0), (1, 3), (4, 0)], ids=str)
 @pytest.mark.parametrize("case", cases.named("2d-last", "2d-grouped", "3d"), ids=lambda c: c.name)
 def test_vmap_of_values_and_gradients(case: Case, axes):
     x_axis, w_axis = axes
-    x = integers(0, case.x_shape if x_axis is None else np.insert(case.x_shape, x_axis, 3))
-    w = integers(1, case.w_shape if w_axis is None else np.insert(case.w_shape, w_axis, 3))
+    x = integers(0, with_axis(case.x_shape, x_axis))
+    w = integers(1, with_axis(case.w_shape, w_axis))
 
     def value_and_gradients(conv, x, w):
         y, pullback = jax.vjp(conv, x, w)

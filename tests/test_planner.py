@@ -188,10 +188,8 @@ class TestWorkspaceLimit:
 class TestPlansThatAreNotUsed:
     """csrc/known_faults.h and the generic engine, seen from outside."""
 
-    strict = {"dtype": "float32", "allow_tf32": False}
-
     def test_engines_that_ignore_the_high_padding(self, native):
-        symmetric = layer("wgrad", **self.strict)
+        symmetric = layer("wgrad", dtype="float32", allow_tf32=False)
         plan = native.plan_from_properties(PROPERTIES, **symmetric)
         assert plan.name.startswith("eng20_")  # else the next lines show nothing
         asymmetric = symmetric | {"post_padding": [0, 0], "y": [8, 128, 55, 55]}
