@@ -64,6 +64,16 @@ void SayOnceThatThisIsSlow() {
 CallSite::CallSite(ConvSpec spec, int64_t workspace_limit)
     : spec_(std::move(spec)), workspace_limit_(workspace_limit), bytes_(BufferBytes(spec_)) {}
 
+void CallSite::CheckSizes(const std::array<int64_t, 3>& bytes) const {
+  if (bytes == bytes_) return;
+  const auto text = [](const std::array<int64_t, 3>& sizes) {
+    return TextOf(std::vector<int64_t>(sizes.begin(), sizes.end()));
+  };
+  throw Error(ErrorCode::kInvalidArgument, "the operands and the result must hold " + text(bytes_) +
+                                               " bytes, got " + text(bytes) +
+                                               ". The convolution: " + TextOf(spec_));
+}
+
 void CallSite::Prepare(int device, const Buffers& buffers, const Workspace& workspace) {
   (void)HandleOf(device);  // so that Execute never creates it; refuses a device out of range
   const Plan& fast = PreparePlan(kFast, device, workspace);

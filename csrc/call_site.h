@@ -30,6 +30,10 @@ class CallSite {
  public:
   CallSite(ConvSpec spec, int64_t workspace_limit);
 
+  /// Throws kInvalidArgument unless the buffers hold as much as the attributes say: a call written
+  /// by hand could otherwise read and write past them.
+  void CheckSizes(const std::array<int64_t, 3>& bytes) const;
+
   /// Makes sure that `Execute` with these buffers will find its plan and its handle. May allocate,
   /// build and take milliseconds at the first call; afterwards it is one look-up.
   void Prepare(int device, const Buffers& buffers, const Workspace& workspace);

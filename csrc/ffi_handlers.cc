@@ -109,14 +109,17 @@ Buffers Pointers(ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::Result<ffi::AnyBuffer>
   return {a.untyped_data(), b.untyped_data(), out->untyped_data()};
 }
 
+int64_t SizeOf(ffi::AnyBuffer buffer) { return static_cast<int64_t>(buffer.size_bytes()); }
+
 Workspace WorkspaceOf(ffi::Result<ffi::AnyBuffer> buffer) {
-  return {buffer->untyped_data(), static_cast<int64_t>(buffer->size_bytes())};
+  return {buffer->untyped_data(), SizeOf(*buffer)};
 }
 
 ffi::Error Initialize(int32_t device, ConvState* state, ffi::AnyBuffer a, ffi::AnyBuffer b,
                       ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
   SectionTimer timer(StageClock::kInitialize);
   return Guarded<ffi::Error>("initialize", [&] {
+    state->site.CheckSizes({SizeOf(a), SizeOf(b), SizeOf(*out)});
     state->site.Prepare(device, Pointers(a, b, out), WorkspaceOf(workspace));
     return ffi::Error::Success();
   });

@@ -7,6 +7,7 @@ program exported or cached by another process finds it.
 
 import ctypes
 import importlib.util
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,13 +23,12 @@ TARGET = "jaxcudnn_conv_v1"
 """The custom call's name. The number counts versions of its attributes: one that no longer reads
 older programs gets a new number beside the old."""
 
-# cuDNN's wheel, and the wheels beside it with the libraries that it opens by name.
-_CUDNN = "cudnn/lib/libcudnn.so.9"
+_CUDNN = "libcudnn.so.9"
+
+# What cuDNN opens by name, in the wheels of either CUDA, the newer first.
 _NEEDED_BY_CUDNN = (
-    "cu13/lib/libcublasLt.so.13",
-    "cu13/lib/libnvrtc.so.13",
-    "cublas/lib/libcublasLt.so.12",
-    "cuda_nvrtc/lib/libnvrtc.so.12",
+    ("cu13/lib/libcublasLt.so.13", "cu13/lib/libnvrtc.so.13"),
+    ("cublas/lib/libcublasLt.so.12", "cuda_nvrtc/lib/libnvrtc.so.12"),
 )
 
 
@@ -71,28 +71,51 @@ def cudnn() -> ModuleType:
       RuntimeError: there is none, or it is too old; the text names versions and paths.
     """
     extension = native()
-    folders = [Path(folder) for folder in _nvidia_folders()]
-    for name in _NEEDED_BY_CUDNN:
-        for folder in folders:
-            if (folder / name).exists():
-                ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
+    folders = _nvidia_folders()
+    if not _is_loaded(_CUDNN):
+        _load_what_cudnn_needs(folders)
     try:
-        extension.load_cudnn([str(folder / _CUDNN) for folder in folders])
+        extension.load_cudnn([str(folder / "cudnn" / "lib" / _CUDNN) for folder in folders])
     except extension.NativeError as error:
         raise RuntimeError(f"jaxcudnn: {error}") from error
     return extension
 
 
 def plan(attributes: dict[str, Any], device: int) -> Any:
-    """Give the plan for a custom call's attributes, or None if cuDNN has none for them."""
+    """Give the plan for a custom call's attributes, or None if cuDNN has none for them.
+
+    Raises:
+      RuntimeError: cuDNN is missing, or it or the GPU failed.
+    """
     extension = cudnn()
     try:
         return extension.plan(**attributes, device=device)
     except extension.UnsupportedError:
         return None
+    except extension.NativeError as error:
+        raise RuntimeError(f"jaxcudnn: {error}") from error
 
 
-def _nvidia_folders() -> list[str]:
+def _is_loaded(library: str) -> bool:
+    try:
+        ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return False
+    return True
+
+
+def _load_what_cudnn_needs(folders: list[Path]) -> None:
+    """Load the libraries of one CUDA, and not of both, from the wheels if they are there."""
+    for names in _NEEDED_BY_CUDNN:
+        paths = [folder / name for folder in folders for name in names]
+        found = [path for path in paths if path.exists()]
+        for path in found:
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        if found:
+            return
+
+
+def _nvidia_folders() -> list[Path]:
     """Give the folders into which NVIDIA's wheels unpack."""
     spec = importlib.util.find_spec("nvidia")
-    return list(spec.submodule_search_locations or ()) if spec else []
+    return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []

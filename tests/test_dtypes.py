@@ -15,7 +15,8 @@ from jaxcudnn._spec import ConvSpec
 from test_spec import equation
 
 P = lax.Precision
-X, W = jnp.ones((1, 1, 3)), jnp.ones((1, 1, 2))
+# Shapes, since an array here would start JAX on the CPU before a session can choose the GPU.
+X, W = (jax.ShapeDtypeStruct((1, 1, size), jnp.float32) for size in (3, 2))
 NAMES = ["default", "high", "highest", "bfloat16", "tensorfloat32", "float32"]
 PRESETS = ["TF32_TF32_F32", "BF16_BF16_F32_X3", "F32_F32_F32", "F16_F16_F32", "ANY_F8_ANY_F8_F32"]
 ARGUMENTS = [
@@ -62,7 +63,7 @@ def test_tf32_is_for_float32_that_does_not_ask_for_the_highest_precision(first, 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_nothing_is_forbidden_in_16_bits(dtype: str):
-    assert spec_of("highest", X.astype(dtype), W.astype(dtype)).allow_tf32
+    assert spec_of("highest", X.update(dtype=dtype), W.update(dtype=dtype)).allow_tf32
 
 
 def test_setting_takes_effect_when_tracing():

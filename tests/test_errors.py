@@ -16,7 +16,14 @@ from jax import lax
 import jaxcudnn
 
 PADDED: dict[str, Any] = {"padding": 1}
-X, W, Y = jnp.ones((2, 4, 6, 6)), jnp.ones((6, 4, 3, 3)), jnp.ones((2, 6, 6, 6))
+
+
+# Of NumPy, since JAX's own would start it on the CPU before a session can choose the GPU.
+def ones(*shape: int, dtype="float32"):
+    return np.ones(shape, jnp.dtype(dtype))
+
+
+X, W, Y = ones(2, 4, 6, 6), ones(6, 4, 3, 3), ones(2, 6, 6, 6)
 
 
 def general(
@@ -39,10 +46,6 @@ def dgrad(loss: Any = Y, filter: Any = W, image_spatial_shape: Any = (6, 6), **a
 
 def wgrad(image: Any = X, loss: Any = Y, filter_spatial_shape: Any = (3, 3), **arguments: Any):
     return jaxcudnn.conv_wgrad(image, loss, filter_spatial_shape, **PADDED | arguments)
-
-
-def ones(*shape: int, dtype="float32"):
-    return jnp.ones(shape, dtype)
 
 
 NAMES = {

@@ -8,11 +8,10 @@ mechanism under test.
 import ctypes
 import os
 import subprocess
-import sys
-import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ import pytest
 
 import jaxcudnn
 from jaxcudnn import _load
+from processes import run_python
 
 pytestmark = pytest.mark.gpu
 
@@ -206,7 +206,7 @@ ATTRIBUTES = {
 }
 
 
-def call_directly(target=_load.TARGET, workspace=1 << 20, **changes):
+def call_directly(target=_load.TARGET, workspace=1 << 20, **changes: Any):
     """The custom call as a program from elsewhere may make it, past every check in Python."""
     x, w = jnp.ones((1, 6, 6, 8)), jnp.ones((8, 3, 3, 8))
     results = (
@@ -240,14 +240,29 @@ class TestErrors:
         assert_usable()
 
     def test_initialize_says_what_has_no_plan(self):
-        # More filter elements than cudnn_frontend addresses, in attributes alone: nothing is read.
-        size = 1 << 16
-        f, operands = call_directly(
-            x=np.array([1, size, 6, 6]), w=np.array([size, size, 3, 3]), y=np.array([1, size, 4, 4])
-        )
-        for _ in range(2):  # the second time from the cache
-            with pytest.raises(jax.errors.JaxRuntimeError, match=r"jaxcudnn \(initialize\)"):
+        f, operands = call_directly(workspace_limit=-1)  # less than any plan needs
+        for _ in range(2):
+            with pytest.raises(
+                jax.errors.JaxRuntimeError,
+                match=r"RESOURCE_EXHAUSTED: jaxcudnn \(initialize\): every cuDNN plan .* given",
+            ):
                 jax.block_until_ready(f(*operands))
+        assert_usable()
+
+    @pytest.mark.parametrize("name", ["x", "w", "y"])
+    def test_buffers_of_another_size_are_refused(self, name):
+        smaller: dict[str, Any] = {  # of a convolution like the one described, but for one array
+            "x": {"x": np.array([1, 8, 5, 6]), "post_padding": np.array([1, 0])},
+            "w": {"w": np.array([8, 8, 2, 3]), "dilation": np.array([2, 1])},
+            "y": {"y": np.array([1, 8, 3, 4]), "stride": np.array([2, 1]),
+                  "post_padding": np.array([2, 0])},
+        }[name]  # fmt: skip
+        f, operands = call_directly(**smaller)
+        with pytest.raises(
+            jax.errors.JaxRuntimeError,
+            match=r"jaxcudnn \(initialize\): the operands and the result must hold .* bytes, got",
+        ):
+            jax.block_until_ready(f(*operands))
         assert_usable()
 
     def test_execute_without_initialize_and_recovery(self):
@@ -303,21 +318,16 @@ def test_another_cudnn_on_the_path_is_not_used(tmp_path):
     source.write_text("unsigned long cudnnGetVersion(void) { return 90100; }")
     decoy = tmp_path / "libcudnn.so.9"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", decoy, source], check=True)
-    script = textwrap.dedent("""
+    script = """
         import jax.numpy as jnp, jaxcudnn
         from jaxcudnn import _load
         x, w = jnp.ones((1, 8, 6, 6)), jnp.ones((8, 8, 3, 3))
         y = jaxcudnn.conv_general_dilated(x, w, (1, 1), "VALID")
         assert (y == 72).all()
         print(_load.native().cudnn_path(), _load.native().cudnn_version())
-    """)
+    """
     path = f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}"
-    ran = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"LD_LIBRARY_PATH": path, "JAX_PLATFORMS": "cuda"},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    used, version = ran.stdout.split()
+    (line,) = run_python(script, LD_LIBRARY_PATH=path, JAX_PLATFORMS="cuda")
+    used, version = line.split()
     assert Path(used).parent != tmp_path
     assert int(version) == _load.native().cudnn_version()

@@ -95,7 +95,7 @@ class TestCudnn:
         (line,) = run_python(
             f"""
             from jaxcudnn import _load
-            _load._nvidia_folders = lambda: [{str(self.wheels)!r}]
+            _load._nvidia_folders = lambda: [_load.Path({str(self.wheels)!r})]
             try:
                 _load.cudnn()
             except RuntimeError as error:
@@ -152,7 +152,7 @@ class TestCudnn:
             import ctypes
             ctypes.CDLL({str(other)!r})
             from jaxcudnn import _load
-            _load._nvidia_folders = lambda: [{str(self.wheels)!r}]
+            _load._nvidia_folders = lambda: [_load.Path({str(self.wheels)!r})]
             try:
                 _load.cudnn()
             except RuntimeError as error:
