@@ -67,12 +67,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def has_gpu() -> bool:
+    """Whether JAX can start on a GPU; asked elsewhere, since JAX here would hold its memory."""
+    ask = [sys.executable, "-c", "import jax; jax.devices('cuda')"]
+    return subprocess.run(ask, capture_output=True, timeout=120).returncode == 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a report; return 1 if anything could not be measured."""
     args = parse(argv)
     if args.worker:
         work(args.worker, args)
         return 0
+    if not args.dry_run and not has_gpu():
+        print("JAX finds no GPU here, so there is nothing to measure", file=sys.stderr)
+        return 1
     names = [name for name in TIMEOUTS if name in (args.section or TIMEOUTS)]
     for name in names:
         print(f"== {name}", flush=True)

@@ -162,7 +162,7 @@ def conv_fprop(
             or one for each.
         dilation: the distance between the filter's taps, likewise.
         convolution_mode: 'CROSS_CORRELATION', or 'CONVOLUTION' to reverse the window first; a
-            string in either case or a `cudnn.convolution_mode`.
+            string in either case or an enumerator of cuDNN's with that name.
         compute_data_type: what products are summed in: None, float32 or its name in cuDNN, FLOAT.
         name: if not empty, the `jax.named_scope` in which the operation appears in profiles.
         dimension_numbers: None, for channels first in all arrays, as cuDNN counts dimensions; or
@@ -358,7 +358,8 @@ def _cudnn(
         **_arguments.parse_geometry(caller, num_spatial, **geometry),
     )
     if "y" in shapes:
-        _arguments.check_loss_shape(caller, spec, shapes["y"])
+        _arguments.check_loss_shape(caller, spec, layout, shapes["y"])
+    _arguments.check_name(caller, name)
     with jax.named_scope(name) if name else nullcontext():
         return _primitives.compute(arrays, spec=spec, layout=layout)
 

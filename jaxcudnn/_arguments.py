@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.dtypes import canonicalize_dtype
@@ -16,6 +17,7 @@ from ._dtypes import DTYPES
 from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent
 
 MAX_SPATIAL = 3
+MAX_NUMBER = 2**31 - 1  # of strides, paddings and the like, which XLA and cuDNN compute with
 
 
 class Caller(NamedTuple):
@@ -47,11 +49,14 @@ def make_spec(
     """Check that the channels of x, the filter and the groups agree, and build the spec."""
     channels, outputs, inputs = x_shape[1], w_shape[0], w_shape[1]
     if groups < 1:
-        raise ValueError(f"{caller}: {caller.groups} must be at least 1, got {groups}")
+        raise ValueError(
+            f"{caller}: {caller.groups} must be at least 1, got {groups}; leave it out for 1"
+        )
     if channels % groups or outputs % groups:
         raise ValueError(
             f"{caller}: {caller.groups} must divide the channels of {caller.x} and the output "
-            f"channels of {caller.w}, got {caller.groups} {groups} for {channels} and {outputs}"
+            f"channels of {caller.w}, got {caller.groups} {groups} for {channels} and {outputs}; "
+            f"choose a common divisor of the two"
         )
     if channels // groups != inputs:
         raise ValueError(
@@ -93,18 +98,30 @@ def _infer_groups(caller: Caller, channels: int, inputs: int) -> int:
     return groups
 
 
-def check_loss_shape(caller: Caller, spec: ConvSpec, y_shape: Shape) -> None:
+def check_loss_shape(caller: Caller, spec: ConvSpec, layout: Layout, y_shape: Shape) -> None:
     """Check a gradient of the output against the output that the rest implies."""
     if y_shape != spec.y_shape:
         raise ValueError(
             f"{caller}: {caller.y} must have the shape of the forward convolution's output, "
-            f"(N, K, *spatial) = {spec.y_shape}, got {y_shape}"
+            f"{layout.to_array('y', spec.y_shape)}, got {layout.to_array('y', y_shape)}; check "
+            f"padding, stride, dilation and the spatial shape that was given"
         )
 
 
 def check_is_array(caller: Caller, role: Role, value: object) -> None:
     """Check that `lax` would take the value for an array, which leaves out lists and numbers."""
-    if hasattr(value, "__jax_array__") or (hasattr(value, "shape") and hasattr(value, "dtype")):
+    is_array = hasattr(value, "shape") and hasattr(value, "dtype")
+    if isinstance(value, jax.ShapeDtypeStruct):
+        raise TypeError(
+            f"{caller}: {getattr(caller, role)} must be a JAX or NumPy array, got a "
+            f"ShapeDtypeStruct; give that to jax.eval_shape"
+        )
+    if is_array and not jnp.issubdtype(getattr(value, "dtype"), jnp.number):  # noqa: B009
+        raise TypeError(
+            f"{caller}: {getattr(caller, role)} must hold numbers, got dtype "
+            f"{getattr(value, 'dtype')}; cast it to one of {', '.join(DTYPES)}"  # noqa: B009
+        )
+    if is_array or hasattr(value, "__jax_array__"):
         return
     raise TypeError(
         f"{caller}: {getattr(caller, role)} must be a JAX or NumPy array, got "
@@ -118,14 +135,18 @@ def check_operands(caller: Caller, operands: Mapping[Role, Any]) -> tuple[int, s
     both = " and ".join(getattr(caller, role) for role in operands)
     shapes, rank = f"shapes {first.shape} and {second.shape}", first.ndim
     if rank != second.ndim:
-        raise ValueError(f"{caller}: {both} must have the same rank, got {shapes}")
+        raise ValueError(
+            f"{caller}: {both} must have the same rank, got {shapes}; reshape one of them"
+        )
     if rank < 2:
         raise ValueError(
-            f"{caller}: {both} must have two dimensions beside the spatial ones, got {shapes}"
+            f"{caller}: {both} must have two dimensions beside the spatial ones, got {shapes}; "
+            f"give images their batch and channels, filters their output and input channels"
         )
     if not 1 <= rank - 2 <= MAX_SPATIAL:
         raise NotImplementedError(
-            f"{caller}: {both} must have 1 to {MAX_SPATIAL} spatial dimensions, got {shapes}"
+            f"{caller}: {both} must have 1 to {MAX_SPATIAL} spatial dimensions, got {shapes}; "
+            f"jax.lax.conv_general_dilated takes other numbers"
         )
     if first.dtype != second.dtype:
         raise TypeError(
@@ -176,7 +197,8 @@ def check_built(
             preferred = canonicalize_dtype(preferred_element_type)
         except TypeError as error:
             raise TypeError(
-                f"{caller}: preferred_element_type must be a dtype, got {preferred_element_type!r}"
+                f"{caller}: preferred_element_type must be a dtype, got "
+                f"{preferred_element_type!r}; leave it out for the operands' own"
             ) from error
         only = f"None or the operands' dtype, {dtype}"
         allow("preferred_element_type", preferred.name, only, preferred == dtype)
@@ -192,7 +214,7 @@ def parse_layout(caller: Caller, dimension_numbers: Any, num_spatial: int) -> La
         if any(sorted(positions) != list(axes) for positions in layout):
             raise ValueError(
                 f"{caller}: dimension_numbers must be three permutations of the axes 0 to "
-                f"{axes[-1]}, got {dimension_numbers}"
+                f"{axes[-1]}, got {dimension_numbers}; write three strings instead"
             )
         return layout
     if not (
@@ -201,7 +223,8 @@ def parse_layout(caller: Caller, dimension_numbers: Any, num_spatial: int) -> La
     ):
         raise TypeError(
             f"{caller}: dimension_numbers must be None, three strings or a "
-            f"jax.lax.ConvDimensionNumbers, got {dimension_numbers!r}"
+            f"jax.lax.ConvDimensionNumbers, got {dimension_numbers!r}; for two spatial dimensions "
+            f"write ('NHWC', 'OHWI', 'NHWC'), for example"
         )
     # Spatial dimensions count in the order in which the filter names them.
     spatial = [letter for letter in dimension_numbers[1] if letter not in "OI"]
@@ -222,12 +245,20 @@ def parse_layout(caller: Caller, dimension_numbers: Any, num_spatial: int) -> La
     )
 
 
+def check_name(caller: Caller, name: Any) -> None:
+    """Check a name for the operation."""
+    if not isinstance(name, str):
+        raise TypeError(f"{caller}: name must be a string, got {name!r}; leave it out for none")
+
+
 def parse_int(caller: Caller, name: str, value: Any) -> int:
     """Read one integer."""
     try:
         return operator.index(value)
     except TypeError as error:
-        raise TypeError(f"{caller}: {name} must be an integer, got {value!r}") from error
+        raise TypeError(
+            f"{caller}: {name} must be an integer, got {value!r}; write a Python int"
+        ) from error
 
 
 def parse_ints(
@@ -238,18 +269,33 @@ def parse_ints(
         with suppress(TypeError):
             value = (operator.index(value),) * num_spatial
     try:
+        if isinstance(value, (set, frozenset)):
+            raise TypeError("a set has no order")
         values = tuple(operator.index(number) for number in value)
     except TypeError as error:
         kind = "an integer or a sequence of integers" if scalar else "a sequence of integers"
-        raise TypeError(f"{caller}: {name} must be {kind}, got {value!r}") from error
+        example = ", ".join(["1"] * num_spatial) + ("," if num_spatial == 1 else "")
+        raise TypeError(
+            f"{caller}: {name} must be {kind}, got {value!r}; write ({example}), for example"
+        ) from error
     if len(values) != num_spatial:
         raise ValueError(
             f"{caller}: {name} must have one number for each spatial dimension, which are "
-            f"{num_spatial}, got {values}"
+            f"{num_spatial}, got {values}; give {num_spatial} of them"
         )
     if any(number < minimum for number in values):
-        raise ValueError(f"{caller}: {name} must be at least {minimum}, got {values}")
+        raise ValueError(
+            f"{caller}: {name} must be at least {minimum}, got {values}; raise what is less"
+        )
+    _check_size(caller, name, values)
     return values
+
+
+def _check_size(caller: Caller, name: str, values: Shape) -> None:
+    if any(abs(number) > MAX_NUMBER for number in values):
+        raise ValueError(
+            f"{caller}: {name} must be at most {MAX_NUMBER}, got {values}; lower what is more"
+        )
 
 
 def parse_padding(
@@ -260,7 +306,7 @@ def parse_padding(
         if padding.upper() not in ("SAME", "SAME_LOWER", "VALID"):
             raise ValueError(
                 f"{caller}: padding must be 'SAME', 'SAME_LOWER', 'VALID' or a sequence of "
-                f"(low, high) pairs, got {padding!r}"
+                f"(low, high) pairs, got {padding!r}; write one of these"
             )
         extents = map(extent, w_shape[2:], dilation)
         return tuple(map(partial(_named, padding.upper()), x_shape[2:], extents, strides))
@@ -274,8 +320,10 @@ def parse_padding(
     if len(pairs) != len(strides):
         raise ValueError(
             f"{caller}: padding must have one pair for each spatial dimension, which are "
-            f"{len(strides)}, got {pairs}"
+            f"{len(strides)}, got {pairs}; give {len(strides)} of them"
         )
+    for pair in pairs:
+        _check_size(caller, "padding", pair)
     return pairs
 
 
@@ -285,7 +333,7 @@ def crop_negative(caller: Caller, x_shape: Shape, padding: Pads) -> Crop:
     if any(size + low + high < 0 for size, (low, high) in zip(sizes, padding, strict=True)):
         raise ValueError(
             f"{caller}: negative padding must not crop more than there is, got padding {padding} "
-            f"for spatial sizes {sizes}"
+            f"for spatial sizes {sizes}; crop less"
         )
     starts, stops, pads = zip(*map(_crop, sizes, padding), strict=True)
     return Crop((0, 0, *starts), (*x_shape[:2], *stops), pads)
@@ -308,9 +356,12 @@ def parse_geometry(
     sides = {"padding": padding, "pre_padding": pre_padding, "post_padding": post_padding}
     given = {name: value for name, value in sides.items() if value is not None}
     if [*given] not in (["padding"], ["pre_padding", "post_padding"]):
+        both = "padding" in given
+        remedy = "leave out padding or the others" if both else "give the other one too"
         raise TypeError(
             f"{caller}: either padding or both pre_padding and post_padding must be given, got "
-            f"{' and '.join(given) or 'none of them'}; write padding=0 for none"
+            f"{' and '.join(given) or 'none of them'}; "
+            f"{remedy if given else 'write padding=0 for none'}"
         )
     low, *_, high = [
         parse_ints(caller, name, value, num_spatial, minimum=0, scalar=True)
@@ -329,7 +380,8 @@ def _is_convolution(caller: Caller, mode: Any) -> bool:
     name = _enumerator(caller, "convolution_mode", mode)
     if name not in ("CROSS_CORRELATION", "CONVOLUTION"):
         raise ValueError(
-            f"{caller}: convolution_mode must be 'CROSS_CORRELATION' or 'CONVOLUTION', got {mode!r}"
+            f"{caller}: convolution_mode must be 'CROSS_CORRELATION' or 'CONVOLUTION', got "
+            f"{mode!r}; leave it out for the former"
         )
     return name == "CONVOLUTION"
 
@@ -351,7 +403,8 @@ def _enumerator(caller: Caller, argument: str, value: Any) -> str:
     name = value if isinstance(value, str) else getattr(value, "name", None)
     if not isinstance(name, str):
         raise TypeError(
-            f"{caller}: {argument} must be a string or an enumerator of cuDNN's, got {value!r}"
+            f"{caller}: {argument} must be a string or an enumerator of cuDNN's, got {value!r}; "
+            f"leave it out for the default"
         )
     return name.upper()
 

@@ -52,7 +52,7 @@ def resolve_precision(caller: object, precision: lax.PrecisionLike) -> Precision
     except ValueError as error:
         raise ValueError(
             f"{caller}: precision must be None, a jax.lax.Precision, its name, a pair of these, "
-            f"or a jax.lax.DotAlgorithmPreset, got {precision!r}"
+            f"or a jax.lax.DotAlgorithmPreset, got {precision!r}; leave it out for the default"
         ) from error
     return first, second
 

@@ -50,8 +50,9 @@ def native() -> ModuleType:
     """
     if _native is None:
         raise RuntimeError(
-            f"jaxcudnn: the extension jaxcudnn._native did not load ({_import_error}); "
-            f"reinstall with `pip install --force-reinstall --no-deps jaxcudnn`"
+            f"jaxcudnn: the extension jaxcudnn._native did not load from {Path(__file__).parent} "
+            f"({_import_error}); run `pip install .` in a clone of jaxcudnn, and start Python in "
+            f"another folder, since a clone's own has no extension"
         )
     return _native
 
@@ -77,7 +78,10 @@ def cudnn() -> ModuleType:
     try:
         extension.load_cudnn([str(folder / "cudnn" / "lib" / _CUDNN) for folder in folders])
     except extension.NativeError as error:
-        raise RuntimeError(f"jaxcudnn: {error}") from error
+        looked = ", ".join(map(str, folders)) or "no folder, since there are none"
+        raise RuntimeError(
+            f"jaxcudnn: {error}. NVIDIA's wheels were looked for in {looked}"
+        ) from error
     return extension
 
 

@@ -317,6 +317,15 @@ def test_record_drops_what_another_machine_measured(tmp_path):
     assert list(record.read(path)["sections"]) == ["plans"]
 
 
+def test_without_a_gpu_earlier_figures_stay(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(conv_figures, "has_gpu", lambda: False)
+    path = tmp_path / "results.json"
+    path.write_text("{}")
+    assert conv_figures.main(["--output", str(path)]) == 1
+    assert path.read_text() == "{}"
+    assert "JAX finds no GPU here" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ending", ["crash", "hang"])
 def test_a_section_that_ends_badly_does_not_end_the_others(tmp_path, monkeypatch, ending):
     def run(command, timeout, **_):
@@ -325,6 +334,7 @@ def test_a_section_that_ends_badly_does_not_end_the_others(tmp_path, monkeypatch
         return SimpleNamespace(returncode=-11)
 
     monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(conv_figures, "has_gpu", lambda: True)
     path = tmp_path / "results.json"
     assert (
         conv_figures.main(["--output", str(path), "--section", "host", "--section", "plans"]) == 1

@@ -63,6 +63,10 @@ REFUSED = [
     (fprop, {"image": ones(4, 6, 6)}, ValueError, "image and weight must have the same rank, got shapes (4, 6, 6) and (6, 4, 3, 3)"),
     (general, {"lhs": ones(3), "rhs": ones(3)}, ValueError, "lhs and rhs must have two dimensions beside the spatial ones, got shapes (3,) and (3,)"),
     (general, {"lhs": ones(2, 4), "rhs": ones(6, 4)}, NotImplementedError, "lhs and rhs must have 1 to 3 spatial dimensions, got shapes (2, 4) and (6, 4)"),
+    (general, {"lhs": jax.ShapeDtypeStruct((2, 4, 6, 6), "float32")}, TypeError, "lhs must be a JAX or NumPy array, got a ShapeDtypeStruct; give that to jax.eval_shape"),
+    (fprop, {"image": X.astype(object)}, TypeError, "image must hold numbers, got dtype object; cast it"),
+    (general, {"lhs": X.astype(bool), "rhs": W.astype(bool)}, TypeError, "lhs must hold numbers, got dtype bool; cast it to one of float16"),
+    (general, {"rhs": X.astype(str)}, TypeError, "rhs must hold numbers, got dtype <U"),
     (wgrad, {"image": ones(*[1] * 6), "loss": ones(*[1] * 6)}, NotImplementedError, "image and loss must have 1 to 3 spatial dimensions"),
     (general, {"rhs": W.astype("bfloat16")}, TypeError, "lhs and rhs must have the same dtype, got float32 and bfloat16; cast one of them"),
     (general, {"lhs": X.astype("int32"), "rhs": W.astype("int32")}, NotImplementedError, "lhs and rhs must have one of the dtypes float16, bfloat16, float32, got int32; cast them"),
@@ -120,12 +124,12 @@ REFUSED = [
     (fprop, {"dimension_numbers": ("NCHW", "HWXY", "NCHW")}, ValueError, "or O and I for weight"),
     (general, {"dimension_numbers": lax.ConvDimensionNumbers((0, 1, 2), (0, 1, 2), (0, 1, 2))}, ValueError, "dimension_numbers must be three permutations of the axes 0 to 3, got ConvDimensionNumbers("),
     # the third array
-    (dgrad, {"image_spatial_shape": (7, 6)}, ValueError, "loss must have the shape of the forward convolution's output, (N, K, *spatial) = (2, 6, 7, 6), got (2, 6, 6, 6)"),
-    (dgrad, {"loss": ones(2, 5, 6, 6)}, ValueError, "loss must have the shape of the forward convolution's output, (N, K, *spatial) = (2, 6, 6, 6), got (2, 5, 6, 6)"),
+    (dgrad, {"image_spatial_shape": (7, 6)}, ValueError, "loss must have the shape of the forward convolution's output, (2, 6, 7, 6), got (2, 6, 6, 6)"),
+    (dgrad, {"loss": ones(2, 5, 6, 6)}, ValueError, "loss must have the shape of the forward convolution's output, (2, 6, 6, 6), got (2, 5, 6, 6)"),
     (dgrad, {"image_spatial_shape": 6}, TypeError, "image_spatial_shape must be a sequence of integers, got 6"),
     (dgrad, {"image_spatial_shape": (2, 4, 6, 6)}, ValueError, "image_spatial_shape must have one number for each spatial dimension, which are 2, got (2, 4, 6, 6)"),
-    (wgrad, {"filter_spatial_shape": (3, 5)}, ValueError, "loss must have the shape of the forward convolution's output, (N, K, *spatial) = (2, 6, 6, 4), got (2, 6, 6, 6)"),
-    (wgrad, {"loss": ones(3, 6, 6, 6)}, ValueError, "(N, K, *spatial) = (2, 6, 6, 6), got (3, 6, 6, 6)"),
+    (wgrad, {"filter_spatial_shape": (3, 5)}, ValueError, "loss must have the shape of the forward convolution's output, (2, 6, 6, 4), got (2, 6, 6, 6)"),
+    (wgrad, {"loss": ones(3, 6, 6, 6)}, ValueError, "output, (2, 6, 6, 6), got (3, 6, 6, 6); check padding"),
     (wgrad, {"filter_spatial_shape": (3, -1)}, ValueError, "filter_spatial_shape must be at least 0, got (3, -1)"),
     # modes, types and precision
     (fprop, {"convolution_mode": "CORRELATION"}, ValueError, "convolution_mode must be 'CROSS_CORRELATION' or 'CONVOLUTION', got 'CORRELATION'"),
@@ -147,6 +151,13 @@ REFUSED = [
     (general, {"preferred_element_type": "bfloat16"}, NotImplementedError, "preferred_element_type must be None or the operands' dtype, float32, got 'bfloat16'; jax.lax"),
     (general, {"preferred_element_type": "real"}, TypeError, "preferred_element_type must be a dtype, got 'real'"),
     (general, {"out_sharding": jax.P()}, NotImplementedError, "out_sharding must be None, got P()"),
+    # sizes and kinds that nothing else would catch by name
+    (general, {"window_strides": {1, 2}}, TypeError, "window_strides must be a sequence of integers, got {1, 2}; write (1, 1), for example"),
+    (fprop, {"stride": 2**63}, ValueError, f"stride must be at most 2147483647, got ({2**63}, {2**63})"),
+    (general, {"padding": ((0, 2**63), (0, 0))}, ValueError, f"padding must be at most 2147483647, got (0, {2**63})"),
+    (fprop, {"name": 3}, TypeError, "name must be a string, got 3; leave it out for none"),
+    (fprop, {"padding": None, "pre_padding": 1}, TypeError, "got pre_padding; give the other one too"),
+    (fprop, {"pre_padding": 1, "post_padding": 1}, TypeError, "got padding and pre_padding and post_padding; leave out padding or the others"),
 ]  # fmt: skip
 
 
@@ -160,8 +171,9 @@ def identity(row) -> str:
 )
 def test_refused(function, arguments, exception, text: str):
     caller, rule = re.escape(f"jaxcudnn.{NAMES[function]}: "), re.escape(text)
-    with pytest.raises(exception, match=f"^{caller}.*{rule}"):
+    with pytest.raises(exception, match=f"^{caller}.*{rule}") as error:
         function(**arguments)
+    assert re.search("got .*; ", str(error.value), flags=re.DOTALL)  # values, then the remedy
 
 
 @pytest.mark.parametrize("function", NAMES, ids=NAMES.get)

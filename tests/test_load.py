@@ -35,8 +35,9 @@ def assert_cpu_works():
 
 class TestExtension:
     SENTENCE = (
-        r"jaxcudnn: the extension jaxcudnn\._native did not load \({}\); "
-        r"reinstall with `pip install --force-reinstall --no-deps jaxcudnn`$"
+        r"jaxcudnn: the extension jaxcudnn\._native did not load from \S+/jaxcudnn \({}\); "
+        r"run `pip install \.` in a clone of jaxcudnn, and start Python in another folder, "
+        r"since a clone's own has no extension$"
     )
 
     def test_is_missed_on_cuda_alone(self, monkeypatch):
@@ -103,7 +104,9 @@ class TestCudnn:
             """,
             LD_LIBRARY_PATH=str(self.system),
         )
-        return line
+        told, _, looked = line.partition(". NVIDIA's wheels were looked for in ")
+        assert looked == str(self.wheels)
+        return told
 
     def cudnn(self, version):
         library(self.wheels / "cu13/lib/libcublasLt.so.13")

@@ -2,6 +2,7 @@
 """Sizes, layouts and paddings against `lax`, and what the primitives make of a spec."""
 
 import dataclasses
+import inspect
 import itertools
 import random
 from functools import partial
@@ -144,3 +145,12 @@ def test_primitives_refuse_other_dtypes_than_the_spec_has(x_dtype: str, w_dtype:
     x, w = jnp.ones(SPEC.x_shape, x_dtype), jnp.ones(SPEC.w_shape, w_dtype)
     with pytest.raises(AssertionError):
         _primitives.fprop(x, w, spec=SPEC, layout=layout)
+
+
+def test_signature_is_that_of_lax():
+    ours, theirs = map(
+        inspect.signature, (jaxcudnn.conv_general_dilated, jax.lax.conv_general_dilated)
+    )
+    assert [(p.name, p.default, p.kind) for p in ours.parameters.values()] == [
+        (p.name, p.default, p.kind) for p in theirs.parameters.values()
+    ]
