@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from . import _arguments, _primitives
+from . import _arguments, _primitives, _readings
 from ._arguments import Caller
 from ._dtypes import resolve_precision
+from ._readings import Call
 from ._spec import Role
 
 _LAX = Caller(
@@ -98,36 +99,32 @@ def conv_general_dilated(
     operands = _as_arrays(_LAX, {"x": lhs, "w": rhs})
     num_spatial, dtype = _arguments.check_operands(_LAX, operands)
     _arguments.check_built(
-        _LAX,
-        num_spatial,
-        dtype,
-        lhs_dilation=lhs_dilation,
-        batch_group_count=batch_group_count,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
+        _LAX, dtype, preferred_element_type=preferred_element_type, out_sharding=out_sharding
     )
     layout = _arguments.parse_layout(_LAX, dimension_numbers, num_spatial)
-    x_shape, w_shape = (layout.to_logical(role, a.shape) for role, a in operands.items())
+    lhs_shape, rhs_shape = (layout.to_logical(role, a.shape) for role, a in operands.items())
+
+    def factors(name: str, value: Sequence[int] | None) -> tuple[int, ...]:
+        value = (1,) * num_spatial if value is None else value
+        return _arguments.parse_ints(_LAX, name, value, num_spatial, minimum=1)
+
     strides = _arguments.parse_ints(_LAX, _LAX.strides, window_strides, num_spatial, minimum=1)
-    dilation = (1,) * num_spatial
-    if rhs_dilation is not None:
-        dilation = _arguments.parse_ints(_LAX, _LAX.dilation, rhs_dilation, num_spatial, minimum=1)
-    pads = _arguments.parse_padding(_LAX, padding, x_shape, w_shape, strides, dilation)
-    crop = _arguments.crop_negative(_LAX, x_shape, pads)
-    x = _slice(operands["x"], layout.to_array("x", crop.starts), layout.to_array("x", crop.stops))
-    spec = _arguments.make_spec(
-        _LAX,
-        layout.to_logical("x", x.shape),
-        w_shape,
-        _arguments.parse_int(_LAX, _LAX.groups, feature_group_count),
+    spread, dilation = factors("lhs_dilation", lhs_dilation), factors(_LAX.dilation, rhs_dilation)
+    call = Call(
+        lhs_shape=lhs_shape,
+        rhs_shape=rhs_shape,
         strides=strides,
-        padding=crop.padding,
-        dilation=dilation,
-        flip=False,
+        padding=_arguments.parse_padding(_LAX, padding, lhs_shape, rhs_shape, strides, dilation),
+        lhs_dilation=spread,
+        rhs_dilation=dilation,
+        feature_groups=_arguments.parse_int(_LAX, _LAX.groups, feature_group_count),
+        batch_groups=_arguments.parse_int(_LAX, "batch_group_count", batch_group_count),
+        layout=layout,
         dtype=dtype,
         precision=resolve_precision(_LAX, precision),
     )
-    return _primitives.fprop(x, operands["w"], spec=spec, layout=layout)
+    _arguments.check_call(_LAX, call)
+    return _readings.convolve(operands["x"], operands["w"], call)
 
 
 def conv_fprop(
@@ -324,11 +321,6 @@ def conv_wgrad(  # noqa: D417 (the rest is as for conv_fprop)
         convolution_mode=convolution_mode,
         compute_data_type=compute_data_type,
     )
-
-
-def _slice(x: jax.Array, starts: Sequence[int], stops: Sequence[int]) -> jax.Array:
-    whole = not any(starts) and stops == x.shape
-    return x if whole else lax.slice(x, starts, stops)
 
 
 def _cudnn(

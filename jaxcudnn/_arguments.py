@@ -14,6 +14,7 @@ from jax import lax
 from jax.dtypes import canonicalize_dtype
 
 from ._dtypes import DTYPES
+from ._readings import Call
 from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent
 
 MAX_SPATIAL = 3
@@ -33,14 +34,6 @@ class Caller(NamedTuple):
 
     def __str__(self) -> str:
         return f"jaxcudnn.{self.function}"
-
-
-class Crop(NamedTuple):
-    """A non-negative padding of x[start:stop] that equals a possibly negative padding of x."""
-
-    starts: Shape
-    stops: Shape
-    padding: Pads
 
 
 def make_spec(
@@ -167,14 +160,7 @@ def check_operands(caller: Caller, operands: Mapping[Role, Any]) -> tuple[int, s
 
 
 def check_built(
-    caller: Caller,
-    num_spatial: int,
-    dtype: str,
-    *,
-    lhs_dilation: Any,
-    batch_group_count: Any,
-    preferred_element_type: Any,
-    out_sharding: Any,
+    caller: Caller, dtype: str, *, preferred_element_type: Any, out_sharding: Any
 ) -> None:
     """Refuse values of arguments that mean something to `lax` and are not supported yet."""
 
@@ -185,12 +171,6 @@ def check_built(
                 f"takes other values"
             )
 
-    ones = (1,) * num_spatial
-    if lhs_dilation is not None:
-        factors = parse_ints(caller, "lhs_dilation", lhs_dilation, num_spatial, minimum=1)
-        allow("lhs_dilation", lhs_dilation, "None or all ones", factors == ones)
-    count = parse_int(caller, "batch_group_count", batch_group_count)
-    allow("batch_group_count", count, "1", count == 1)
     allow("out_sharding", out_sharding, "None", out_sharding is None)
     if preferred_element_type is not None:
         try:
@@ -202,6 +182,53 @@ def check_built(
             ) from error
         only = f"None or the operands' dtype, {dtype}"
         allow("preferred_element_type", preferred.name, only, preferred == dtype)
+
+
+def check_call(caller: Caller, call: Call) -> None:
+    """Check that channels, images and groups of a call agree, and that something is left of lhs."""
+    n, channels, *sizes = call.lhs_shape
+    outputs, inputs, *_ = call.rhs_shape
+    for name, groups in (
+        ("feature_group_count", call.feature_groups), ("batch_group_count", call.batch_groups)
+    ):  # fmt: skip
+        if groups < 1:
+            raise ValueError(
+                f"{caller}: {name} must be at least 1, got {groups}; leave it out for 1"
+            )
+        if outputs % groups:
+            raise ValueError(
+                f"{caller}: {name} must divide the output channels of {caller.w}, got {name} "
+                f"{groups} for {outputs}; choose a divisor"
+            )
+    if call.feature_groups > 1 and call.batch_groups > 1:
+        raise ValueError(
+            f"{caller}: at most one of feature_group_count and batch_group_count may be more than "
+            f"1, got {call.feature_groups} and {call.batch_groups}; leave one of them out"
+        )
+    if channels % call.feature_groups:
+        raise ValueError(
+            f"{caller}: feature_group_count must divide the channels of {caller.x}, got "
+            f"feature_group_count {call.feature_groups} for {channels}; choose a divisor"
+        )
+    if n % call.batch_groups:
+        raise ValueError(
+            f"{caller}: batch_group_count must divide the images of {caller.x}, got "
+            f"batch_group_count {call.batch_groups} for {n}; choose a divisor"
+        )
+    if channels // call.feature_groups != inputs:
+        raise ValueError(
+            f"{caller}: the input channels of {caller.w} must number the channels of {caller.x} "
+            f"divided by feature_group_count, got {inputs} for {channels} // "
+            f"{call.feature_groups}; if dimension_numbers are not the default, check that they are "
+            f"those of these arrays"
+        )
+    dilated = [extent(size, b) for size, b in zip(sizes, call.lhs_dilation, strict=True)]
+    padded = [size + low + high for size, (low, high) in zip(dilated, call.padding, strict=True)]
+    if any(size < 0 for size in padded):
+        raise ValueError(
+            f"{caller}: negative padding must not crop more than there is, got padding "
+            f"{call.padding} for spatial sizes {tuple(dilated)}; crop less"
+        )
 
 
 def parse_layout(caller: Caller, dimension_numbers: Any, num_spatial: int) -> Layout:
@@ -327,18 +354,6 @@ def parse_padding(
     return pairs
 
 
-def crop_negative(caller: Caller, x_shape: Shape, padding: Pads) -> Crop:
-    """Split a padding into a slice of x and a padding with no negative numbers."""
-    sizes = x_shape[2:]
-    if any(size + low + high < 0 for size, (low, high) in zip(sizes, padding, strict=True)):
-        raise ValueError(
-            f"{caller}: negative padding must not crop more than there is, got padding {padding} "
-            f"for spatial sizes {sizes}; crop less"
-        )
-    starts, stops, pads = zip(*map(_crop, sizes, padding), strict=True)
-    return Crop((0, 0, *starts), (*x_shape[:2], *stops), pads)
-
-
 def parse_geometry(
     caller: Caller,
     num_spatial: int,
@@ -416,14 +431,3 @@ def _named(name: str, size: int, extent: int, stride: int) -> tuple[int, int]:
     total = max(0, (out - 1) * stride + extent - size)
     less, more = total // 2, total - total // 2
     return (less, more) if name == "SAME" else (more, less)
-
-
-def _crop(size: int, padding: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
-    """Give start, stop and what remains of the padding.
-
-    As in `lax.pad`, a crop of more than the whole dimension goes on into the other side's padding.
-    """
-    low, high = padding
-    start, cut = min(max(-low, 0), size), min(max(-high, 0), size)
-    beyond_low, beyond_high = max(-low, 0) - start, max(-high, 0) - cut
-    return start, size - cut, (max(low, 0) - beyond_high, max(high, 0) - beyond_low)

@@ -60,8 +60,8 @@ def _call(
     call = jax.ffi.ffi_call(
         _load.TARGET,
         (out, jax.ShapeDtypeStruct((workspace,), jnp.uint8)),
-        input_layouts=[_channels_last(layout, role) for role in operands],
-        output_layouts=[_channels_last(layout, result), (0,)],
+        input_layouts=[layout.memory_order(role) for role in operands],
+        output_layouts=[layout.memory_order(result), (0,)],
     )
     # The workspace is a result only so that XLA plans its memory with everything else.
     return call(a, b, **{name: _ffi_attribute(value) for name, value in attributes.items()})[0]
@@ -124,15 +124,6 @@ def _attributes(op: str, spec: ConvSpec) -> dict[str, Any]:
 
 def _ffi_attribute(value: Any) -> Any:
     return np.asarray(value, np.int64) if isinstance(value, list) else value
-
-
-def _channels_last(layout: Layout, role: Role) -> tuple[int, ...]:
-    """Give the axes of the user's array from slowest to fastest in the memory that cuDNN wants.
-
-    That is images or output channels, positions, then the channels that are summed over.
-    """
-    images, channels, *spatial = getattr(layout, role)
-    return (images, *spatial, channels)
 
 
 _load.register()

@@ -79,6 +79,14 @@ class Layout(NamedTuple):
         """Give the axis of one logical dimension."""
         return getattr(self, role)[dimension]
 
+    def memory_order(self, role: Role) -> Shape:
+        """Give the axes of an array from slowest to fastest in the memory that cuDNN wants.
+
+        That is images or output channels, positions, then the channels that are summed over.
+        """
+        images, channels, *spatial = getattr(self, role)
+        return (images, *spatial, channels)
+
     def to_array(self, role: Role, logical: Sequence[int]) -> Shape:
         """Reorder one number per logical dimension into one per axis."""
         axes = getattr(self, role)

@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a call of `conv_general_dilated` to the primitive that computes it.
+
+In one spatial dimension, lhs position i, rhs position r and output position p meet where
+
+    b i = s p + d r - lo                                                                    (1)
+
+with lhs dilation b, stride s, rhs dilation d and low padding lo. A `ConvSpec` describes arrays x, w
+and y that meet where  i = s p + d r - lo: one array, x, has the factor 1, and the other two have a
+stride and a dilation. So each of the three arrays of a call can be x if its factor in (1) is 1, and
+the equation then says what the other two are. With I, R and P the sizes of lhs, rhs and output:
+
+                x       w                   y       needs   stride  dilation  low padding
+    forward     lhs     rhs                 output  b = 1   s       d         lo
+    transposed  output  rhs, reversed       lhs     s = 1   b       d         d (R - 1) - lo
+    gradient    lhs     output              rhs     b = 1   d       s         lo
+    gradient    rhs     output, reversed    lhs     d = 1   b       s         s (P - 1) - lo
+
+The third column holds the window: the readings are equal in value, and far from equal in speed
+where the window is the large operand. The high padding is whatever gives y its size: for y of size
+Y and stride t, window of size W and dilation e, x of size X, it is  t (Y - 1) + e (W - 1) + 1 - X -
+low. Negative padding crops x; where x is the output, the rows that it would crop are zeros.
+
+In all four, channels of lhs are summed with inputs of rhs. In the first two both are channels of the
+forward convolution. In the gradients they are its images, and what is images in the call is channels
+there. Groups of a call divide its outputs and either the channels (by feature) or the images (by
+batch) of lhs, and each reading has them where the other two arrays can share them: in the channels
+for the first two readings, and in the images for the gradients. Moving them is a transpose of lhs.
+
+Where neither b nor s is 1, (1) is solved by phases. Let b' = b / gcd(b, s) and m = b / gcd(b, d).
+For outputs p = b' q + a with a fixed, s b' is a multiple of b, so b divides s a + d r - lo for every
+m-th r or for none. Those r = m t + e meet
+
+    i = (s b' / b) q + (d m / b) t - (lo - s a - d e) / b
+
+which is (1) with b = 1. So each of the b' phases of the output is a convolution with some of the
+taps, and none multiplies by a zero that dilation put there.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from . import _primitives
+from ._axes import fold, unfold
+from ._dtypes import PrecisionPair
+from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent
+
+LARGE_WINDOW = 256
+"""Positions; a window of more makes a reading the last choice, whatever the others copy."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `conv_general_dilated`. Shapes are logical: (N, C, *spatial), (O, I, *spatial)."""
+
+    lhs_shape: Shape
+    rhs_shape: Shape
+    strides: Shape
+    padding: Pads
+    """May be negative."""
+    lhs_dilation: Shape
+    rhs_dilation: Shape
+    feature_groups: int
+    batch_groups: int
+    layout: Layout
+    """Of lhs as x, rhs as w and the output as y."""
+    dtype: str
+    precision: PrecisionPair
+
+    @property
+    def out_shape(self) -> Shape:
+        """The output's logical shape, (N, O, *spatial)."""
+        out = (
+            max(0, (extent(size, b) + low + high - extent(window, d)) // s + 1)
+            for size, b, window, d, s, (low, high) in zip(
+                self.lhs_shape[2:],
+                self.lhs_dilation,
+                self.rhs_shape[2:],
+                self.rhs_dilation,
+                self.strides,
+                self.padding,
+                strict=True,
+            )
+        )
+        return (self.lhs_shape[0] // self.batch_groups, self.rhs_shape[0], *out)
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are, of whichever kind."""
+        return self.feature_groups * self.batch_groups
+
+    @property
+    def low(self) -> Shape:
+        """The low padding."""
+        return tuple(low for low, _ in self.padding)
+
+
+def convolve(lhs: jax.Array, rhs: jax.Array, call: Call) -> jax.Array:
+    """Compute a call through the reading that suits it best."""
+    if 0 in (*call.lhs_shape, *call.rhs_shape, *call.out_shape):
+        # An empty sum is zero, also where the window is empty, which no reading describes.
+        return jnp.zeros(call.layout.to_array("y", call.out_shape), call.dtype)
+    best = min((kind(call) for kind in _possible(call)), key=lambda r: r.cost, default=None)
+    mixed = [i for i, (b, s) in enumerate(zip(call.lhs_dilation, call.strides, strict=True))
+             if b > 1 and (s > 1 or best is None)]  # fmt: skip
+    if mixed and (best is None or best.cost[0]):
+        return _by_phases(lhs, rhs, call, mixed[0])
+    assert best is not None  # the table covers what has no dilated dimension
+    return best.compute(lhs, rhs)
+
+
+def _possible(call: Call) -> Iterator[type["_Reading"]]:
+    ones = (1,) * len(call.strides)
+    if call.lhs_dilation == ones:
+        yield _Forward
+        yield _GradientInLhs
+    if call.strides == ones:
+        yield _Transposed
+    if call.rhs_dilation == ones:
+        yield _GradientInRhs
+
+
+class _Reading:
+    """One row of the table: a spec whose padding may be negative, and what its arrays are."""
+
+    lhs: Role
+    rhs: Role
+    result: Role
+    spec: ConvSpec
+    layout: Layout
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    @property
+    def cost(self) -> tuple[bool, int, int]:
+        """What decides between readings: a large window, then copies, then the window's size."""
+        window = math.prod(self.spec.w_shape[2:])
+        orders = {role: self.layout.memory_order(role) for role in "xwy"}
+        copied = sum(
+            math.prod(self.spec.shape(role))
+            for role, order in orders.items()
+            if order != tuple(sorted(order))
+        )
+        return window > LARGE_WINDOW, copied, window
+
+    def compute(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        """Compute the call."""
+        arrays = {self.lhs: self.prepare_lhs(lhs), self.rhs: self.prepare_rhs(rhs)}
+        return self.finish(_compute_cropped(arrays, self.spec, self.layout))
+
+    def prepare_lhs(self, lhs: jax.Array) -> jax.Array:
+        return lhs
+
+    def prepare_rhs(self, rhs: jax.Array) -> jax.Array:
+        return rhs
+
+    def finish(self, result: jax.Array) -> jax.Array:
+        return result
+
+    def _spec(self, x: Shape, w: Shape, y: Shape, **geometry) -> ConvSpec:
+        """Give the spec, with a high padding that gives y its size."""
+        strides, dilation, low = (geometry.pop(name) for name in ("strides", "dilation", "low"))
+        pads = tuple(
+            (lo, _high(t * (out - 1) + extent(window, e) - size - lo, t))
+            for size, window, out, t, e, lo in zip(
+                x[2:], w[2:], y, strides, dilation, low, strict=True
+            )
+        )
+        return ConvSpec(
+            x_shape=x,
+            w_shape=w,
+            strides=strides,
+            dilation=dilation,
+            padding=pads,
+            groups=self.call.groups,
+            dtype=self.call.dtype,
+            precision=self.call.precision,
+            **geometry,
+        )
+
+
+class _BatchGroupsInChannels(_Reading):
+    """A reading whose groups are in the channels of lhs."""
+
+    def prepare_lhs(self, lhs: jax.Array) -> jax.Array:
+        n, c, *_ = self.call.layout.x
+        groups = self.call.batch_groups
+        return lhs if groups == 1 else fold(unfold(lhs, n, groups), n, c)
+
+    def lhs_shape(self) -> Shape:
+        n, c, *spatial = self.call.lhs_shape
+        return (n // self.call.batch_groups, c * self.call.batch_groups, *spatial)
+
+
+class _Forward(_BatchGroupsInChannels):
+    lhs, rhs, result = "x", "w", "y"
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self.layout = call.layout
+        spec = self._spec(
+            self.lhs_shape(), call.rhs_shape, call.out_shape[2:],
+            strides=call.strides, dilation=call.rhs_dilation, low=call.low, flip=False,
+        )  # fmt: skip
+        self.spec = replace(spec, padding=call.padding)  # as it was said
+
+
+class _Transposed(_BatchGroupsInChannels):
+    lhs, rhs, result = "y", "w", "x"
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        o, i, *window = call.layout.w
+        self.layout = Layout(x=call.layout.y, w=(i, o, *window), y=call.layout.x)
+        outputs, inputs, *sizes = call.rhs_shape
+        y = self.lhs_shape()
+        self.spec = self._spec(
+            call.out_shape, (inputs * call.groups, outputs // call.groups, *sizes), y[2:],
+            strides=call.lhs_dilation, dilation=call.rhs_dilation,
+            low=_reversed_low(sizes, call.rhs_dilation, call.low), flip=True,
+        )  # fmt: skip
+
+    def prepare_rhs(self, rhs: jax.Array) -> jax.Array:
+        o, i, *_ = self.call.layout.w
+        return fold(unfold(rhs, o, self.call.groups), o, i)  # (O, I) to (O / groups, groups I)
+
+
+class _FeatureGroupsInImages(_Reading):
+    """A reading whose groups are in the images of lhs."""
+
+    def prepare_lhs(self, lhs: jax.Array) -> jax.Array:
+        n, c, *_ = self.call.layout.x
+        groups = self.call.feature_groups
+        return lhs if groups == 1 else fold(unfold(lhs, c, groups), c, n)
+
+    def lhs_shape(self) -> Shape:
+        """Channels, which are images here, first."""
+        n, c, *spatial = self.call.lhs_shape
+        return (c // self.call.feature_groups, n * self.call.feature_groups, *spatial)
+
+
+class _GradientInLhs(_FeatureGroupsInImages):
+    lhs, rhs, result = "x", "y", "w"
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self.layout = Layout(
+            x=_swapped(call.layout.x), w=_swapped(call.layout.y), y=_swapped(call.layout.w)
+        )
+        x = self.lhs_shape()
+        n, o, *out = call.out_shape
+        self.spec = self._spec(
+            x, (o, x[1] // call.groups, *out), call.rhs_shape[2:],
+            strides=call.rhs_dilation, dilation=call.strides, low=call.low, flip=False,
+        )  # fmt: skip
+
+
+class _GradientInRhs(_FeatureGroupsInImages):
+    lhs, rhs, result = "y", "x", "w"
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self.layout = Layout(
+            x=_swapped(call.layout.w), w=call.layout.y, y=_swapped(call.layout.x)
+        )
+        outputs, inputs, *sizes = call.rhs_shape
+        n, o, *out = call.out_shape
+        y = self.lhs_shape()
+        self.spec = self._spec(
+            (inputs, outputs, *sizes), (y[1], outputs // call.groups, *out), y[2:],
+            strides=call.lhs_dilation, dilation=call.strides,
+            low=_reversed_low(out, call.strides, call.low), flip=True,
+        )  # fmt: skip
+
+    def finish(self, result: jax.Array) -> jax.Array:
+        n, c, *_ = self.call.layout.y
+        return fold(unfold(result, n, self.call.groups), n, c)  # (groups N, O / groups) to (N, O)
+
+
+def _reversed_low(window: Sequence[int], dilation: Shape, low: Shape) -> Shape:
+    return tuple(extent(r, d) - 1 - lo for r, d, lo in zip(window, dilation, low, strict=True))
+
+
+def _swapped(axes: Shape) -> Shape:
+    first, second, *spatial = axes
+    return (second, first, *spatial)
+
+
+def _high(least: int, stride: int) -> int:
+    """Give a high padding between `least` and the next that makes y larger: 0 if it is there."""
+    return least if least >= 0 else min(0, least + stride - 1)
+
+
+def _compute_cropped(arrays: dict[Role, jax.Array], spec: ConvSpec, layout: Layout) -> jax.Array:
+    """Compute a primitive whose padding may be negative, on the part of x that is not cropped."""
+    starts, stops, pads = zip(*map(_crop, spec.x_shape[2:], spec.padding), strict=True)
+    shape = (*spec.x_shape[:2], *(stop - start for start, stop in zip(starts, stops, strict=True)))
+    cropped = replace(spec, x_shape=shape, padding=pads)
+    first = layout.to_array("x", (0, 0, *starts))
+    last = layout.to_array("x", (*spec.x_shape[:2], *stops))
+    if "x" in arrays:
+        if shape != spec.x_shape:
+            arrays = arrays | {"x": lax.slice(arrays["x"], first, last)}
+        return _primitives.compute(arrays, spec=cropped, layout=layout)
+    inner = _primitives.compute(arrays, spec=cropped, layout=layout)
+    if shape == spec.x_shape:
+        return inner
+    whole = layout.to_array("x", spec.x_shape)
+    widths = [(a, size - b, 0) for a, b, size in zip(first, last, whole, strict=True)]
+    return lax.pad(inner, jnp.zeros((), inner.dtype), widths)
+
+
+def _crop(size: int, padding: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
+    """Give start, stop and what remains of the padding.
+
+    As in `lax.pad`, a crop of more than the whole dimension goes on into the other side's padding.
+    """
+    low, high = padding
+    start, cut = min(max(-low, 0), size), min(max(-high, 0), size)
+    start = min(start, size - cut) if cut == size else start
+    beyond_low, beyond_high = max(-low, 0) - start, max(-high, 0) - cut
+    return start, size - cut, (max(low, 0) - beyond_high, max(high, 0) - beyond_low)
+
+
+def _by_phases(lhs: jax.Array, rhs: jax.Array, call: Call, dimension: int) -> jax.Array:
+    """Compute a call by the phases of one spatial dimension, of which no other is left there."""
+    b, s, d = (
+        numbers[dimension] for numbers in (call.lhs_dilation, call.strides, call.rhs_dilation)
+    )
+    phases, step = b // math.gcd(b, s), b // math.gcd(b, d)
+    size, window = call.lhs_shape[2 + dimension], call.rhs_shape[2 + dimension]
+    total = call.out_shape[2 + dimension]
+    longest = -(-total // phases)
+    axis, rhs_axis = call.layout.y[2 + dimension], call.layout.w[2 + dimension]
+    parts = []
+    for a in range(phases):
+        offset = s * a - call.low[dimension]
+        out = -(-(total - a) // phases)
+        taps = range(next((r for r in range(step) if (offset + d * r) % b == 0), window), window, step)
+        low = -(offset + d * taps.start) // b
+        stride, dilation = s * phases // b, d * step // b
+        high = stride * (out - 1) + extent(len(taps), dilation) - size - low
+        one = replace(
+            call,
+            rhs_shape=_with(call.rhs_shape, 2 + dimension, len(taps)),
+            strides=_with(call.strides, dimension, stride),
+            rhs_dilation=_with(call.rhs_dilation, dimension, dilation),
+            lhs_dilation=_with(call.lhs_dilation, dimension, 1),
+            padding=_with(call.padding, dimension, (low, high)),
+        )
+        selected = lax.slice_in_dim(rhs, min(taps.start, window), window, step, rhs_axis)
+        if len(taps) == 0 or out <= 0:
+            part = None
+        else:
+            part = convolve(lhs, selected, one)
+        parts.append(part)
+    shape = list(call.layout.to_array("y", call.out_shape))
+    shape[axis] = longest
+    zeros = jnp.zeros(shape, call.dtype)
+    whole = [zeros if part is None else _lengthened(part, axis, longest) for part in parts]
+    shape[axis] = longest * phases
+    interleaved = jnp.stack(whole, axis + 1).reshape(shape)
+    return lax.slice_in_dim(interleaved, 0, total, axis=axis)
+
+
+def _with(numbers: tuple, index: int, number) -> tuple:
+    return (*numbers[:index], number, *numbers[index + 1 :])
+
+
+def _lengthened(part: jax.Array, axis: int, size: int) -> jax.Array:
+    widths = [(0, size - n if i == axis else 0, 0) for i, n in enumerate(part.shape)]
+    return lax.pad(part, jnp.zeros((), part.dtype), widths)
