@@ -59,14 +59,17 @@ def conv_general_dilated(
         padding: 'VALID' (none), 'SAME' or 'SAME_LOWER' (as much as makes the output ceil(size /
             stride), the odd one at the end or at the start), in either case; or a (low, high) pair
             for each spatial dimension. A negative number crops.
-        lhs_dilation: only None or ones so far.
+        lhs_dilation: the distance to which elements of `lhs` are spread, with zeros between them,
+            for each spatial dimension; None for 1.
         rhs_dilation: the distance between the filter's taps for each spatial dimension; None for 1.
         dimension_numbers: None, for channels first in all three arrays; or three strings for
             `lhs`, `rhs` and the result, such as ('NHWC', 'OHWI', 'NHWC'); or
             `jax.lax.ConvDimensionNumbers`. NHWC with OHWI is what cuDNN takes without a copy.
         feature_group_count: into how many groups the channels of input and output are divided;
             C for a depthwise convolution.
-        batch_group_count: only 1 so far.
+        batch_group_count: into how many groups the images of `lhs` and the output channels are
+            divided; the groups' images become one another's. At most one of the two counts may be
+            more than 1.
         precision: None, for `jax_default_matmul_precision`; or a `jax.lax.Precision`, its name, or
             a pair of either. float32 operands may be rounded to TF32 unless one of the two says
             HIGHEST, as under `lax`.
@@ -74,10 +77,10 @@ def conv_general_dilated(
         out_sharding: only None so far.
 
     Returns:
-        An array of shape (N, K, *out), in the order that `dimension_numbers` gives, of the
-        operands' dtype, with out = max(0, floor((size + low + high - extent) / stride) + 1) and
-        extent = dilation * (window - 1) + 1, or 0 for a window of size 0
-        (https://openxla.org/xla/operation_semantics#conv_convolution). Sums over nothing are 0.
+        An array of shape (N / batch_group_count, K, *out), in the order that `dimension_numbers`
+        gives, of the operands' dtype, with out = max(0, floor((extent(size, lhs_dilation) + low +
+        high - extent(window, rhs_dilation)) / stride) + 1) and extent(n, d) = d * (n - 1) + 1, or
+        0 if n is 0 (https://openxla.org/xla/operation_semantics#conv_convolution). Sums over nothing are 0.
 
     Raises:
         TypeError: if an argument is of the wrong kind, or the dtypes differ.

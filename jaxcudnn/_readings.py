@@ -10,26 +10,26 @@ and y that meet where  i = s p + d r - lo: one array, x, has the factor 1, and t
 stride and a dilation. So each of the three arrays of a call can be x if its factor in (1) is 1, and
 the equation then says what the other two are. With I, R and P the sizes of lhs, rhs and output:
 
-                x       w                   y       needs   stride  dilation  low padding
-    forward     lhs     rhs                 output  b = 1   s       d         lo
-    transposed  output  rhs, reversed       lhs     s = 1   b       d         d (R - 1) - lo
-    gradient    lhs     output              rhs     b = 1   d       s         lo
-    gradient    rhs     output, reversed    lhs     d = 1   b       s         s (P - 1) - lo
+                x       w                 y       needs   stride  dilation  low padding
+    forward     lhs     rhs               output  b = 1   s       d         lo
+    transposed  output  rhs, reversed     lhs     s = 1   b       d         d (R - 1) - lo
+    gradient    lhs     output            rhs     b = 1   d       s         lo
+    gradient    rhs     output, reversed  lhs     d = 1   b       s         s (P - 1) - lo
 
-The third column holds the window: the readings are equal in value, and far from equal in speed
-where the window is the large operand. The high padding is whatever gives y its size: for y of size
+The column w holds the window: the readings are equal in value, and far from equal in speed where
+the window is the large operand. The high padding is whatever gives y its size: for y of size
 Y and stride t, window of size W and dilation e, x of size X, it is  t (Y - 1) + e (W - 1) + 1 - X -
 low. Negative padding crops x; where x is the output, the rows that it would crop are zeros.
 
-In all four, channels of lhs are summed with inputs of rhs. In the first two both are channels of the
-forward convolution. In the gradients they are its images, and what is images in the call is channels
-there. Groups of a call divide its outputs and either the channels (by feature) or the images (by
-batch) of lhs, and each reading has them where the other two arrays can share them: in the channels
-for the first two readings, and in the images for the gradients. Moving them is a transpose of lhs.
+In all four, channels of lhs are summed with inputs of rhs. In the first two both are channels of
+the forward convolution. In the gradients they are its images, and what is images in the call is
+channels there. Groups of a call divide its outputs and either the channels (by feature) or the
+images (by batch) of lhs, and each reading has them where the other two arrays can share them: in
+the channels for the first two, and in the images for the gradients. Moving them transposes lhs.
 
 Where neither b nor s is 1, (1) is solved by phases. Let b' = b / gcd(b, s) and m = b / gcd(b, d).
-For outputs p = b' q + a with a fixed, s b' is a multiple of b, so b divides s a + d r - lo for every
-m-th r or for none. Those r = m t + e meet
+For outputs p = b' q + a with a fixed, s b' is a multiple of b, so b divides s a + d r - lo for
+every m-th r or for none. Those r = m t + e meet
 
     i = (s b' / b) q + (d m / b) t - (lo - s a - d e) / b
 
@@ -105,10 +105,12 @@ def convolve(lhs: jax.Array, rhs: jax.Array, call: Call) -> jax.Array:
     if 0 in (*call.lhs_shape, *call.rhs_shape, *call.out_shape):
         # An empty sum is zero, also where the window is empty, which no reading describes.
         return jnp.zeros(call.layout.to_array("y", call.out_shape), call.dtype)
-    best = min((kind(call) for kind in _possible(call)), key=lambda r: r.cost, default=None)
+    readings = [kind(call) for kind in _possible(call)]
+    smallest = min((reading.window for reading in readings), default=0)
+    best = min(readings, key=lambda reading: reading.cost(smallest), default=None)
     mixed = [i for i, (b, s) in enumerate(zip(call.lhs_dilation, call.strides, strict=True))
              if b > 1 and (s > 1 or best is None)]  # fmt: skip
-    if mixed and (best is None or best.cost[0]):
+    if mixed and (best is None or best.window > LARGE_WINDOW):
         return _by_phases(lhs, rhs, call, mixed[0])
     assert best is not None  # the table covers what has no dilated dimension
     return best.compute(lhs, rhs)
@@ -118,9 +120,10 @@ def _possible(call: Call) -> Iterator[type["_Reading"]]:
     ones = (1,) * len(call.strides)
     if call.lhs_dilation == ones:
         yield _Forward
-        yield _GradientInLhs
     if call.strides == ones:
         yield _Transposed
+    if call.lhs_dilation == ones:
+        yield _GradientInLhs
     if call.rhs_dilation == ones:
         yield _GradientInRhs
 
@@ -138,16 +141,23 @@ class _Reading:
         self.call = call
 
     @property
-    def cost(self) -> tuple[bool, int, int]:
-        """What decides between readings: a large window, then copies, then the window's size."""
-        window = math.prod(self.spec.w_shape[2:])
+    def window(self) -> int:
+        """How many positions the window has."""
+        return math.prod(self.spec.w_shape[2:])
+
+    def cost(self, smallest: int) -> tuple[bool, int, bool]:
+        """What decides between readings, the first in the table among equals.
+
+        A large window comes first, then the elements to be brought into the memory order that
+        cuDNN wants, then a window some times larger than another reading's.
+        """
         orders = {role: self.layout.memory_order(role) for role in "xwy"}
         copied = sum(
             math.prod(self.spec.shape(role))
             for role, order in orders.items()
             if order != tuple(sorted(order))
         )
-        return window > LARGE_WINDOW, copied, window
+        return self.window > LARGE_WINDOW, copied, self.window > 4 * smallest
 
     def compute(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         """Compute the call."""
@@ -254,7 +264,7 @@ class _GradientInLhs(_FeatureGroupsInImages):
             x=_swapped(call.layout.x), w=_swapped(call.layout.y), y=_swapped(call.layout.w)
         )
         x = self.lhs_shape()
-        n, o, *out = call.out_shape
+        _, o, *out = call.out_shape
         self.spec = self._spec(
             x, (o, x[1] // call.groups, *out), call.rhs_shape[2:],
             strides=call.rhs_dilation, dilation=call.strides, low=call.low, flip=False,
@@ -266,11 +276,9 @@ class _GradientInRhs(_FeatureGroupsInImages):
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)
-        self.layout = Layout(
-            x=_swapped(call.layout.w), w=call.layout.y, y=_swapped(call.layout.x)
-        )
+        self.layout = Layout(x=_swapped(call.layout.w), w=call.layout.y, y=_swapped(call.layout.x))
         outputs, inputs, *sizes = call.rhs_shape
-        n, o, *out = call.out_shape
+        _, _, *out = call.out_shape
         y = self.lhs_shape()
         self.spec = self._spec(
             (inputs, outputs, *sizes), (y[1], outputs // call.groups, *out), y[2:],
@@ -323,7 +331,6 @@ def _crop(size: int, padding: tuple[int, int]) -> tuple[int, int, tuple[int, int
     """
     low, high = padding
     start, cut = min(max(-low, 0), size), min(max(-high, 0), size)
-    start = min(start, size - cut) if cut == size else start
     beyond_low, beyond_high = max(-low, 0) - start, max(-high, 0) - cut
     return start, size - cut, (max(low, 0) - beyond_high, max(high, 0) - beyond_low)
 
@@ -342,7 +349,9 @@ def _by_phases(lhs: jax.Array, rhs: jax.Array, call: Call, dimension: int) -> ja
     for a in range(phases):
         offset = s * a - call.low[dimension]
         out = -(-(total - a) // phases)
-        taps = range(next((r for r in range(step) if (offset + d * r) % b == 0), window), window, step)
+        taps = range(
+            next((r for r in range(step) if (offset + d * r) % b == 0), window), window, step
+        )
         low = -(offset + d * taps.start) // b
         stride, dilation = s * phases // b, d * step // b
         high = stride * (out - 1) + extent(len(taps), dilation) - size - low

@@ -10,10 +10,13 @@ import os
 import jax
 import numpy as np
 import pytest
+from jax import lax
 
 import cases
+import jaxcudnn
 import oracle
 from cases import OPERANDS, Case, case, integers
+from test_readings import draw_call
 
 pytestmark = pytest.mark.gpu
 
@@ -65,3 +68,13 @@ def test_every_role(seed: int):
         np.testing.assert_array_equal(
             computed, exact.astype(dtype), err_msg=f"{role} in {dtype} of {drawn}"
         )
+
+
+@pytest.mark.parametrize("seed", range(2000, 2060))
+def test_calls_of_lax(seed: int):
+    """Both dilations, both kinds of groups, any padding: against `lax` on the CPU, in float32."""
+    lhs, rhs, arguments = draw_call(seed)
+    on_cpu = jax.device_put((lhs, rhs), jax.devices("cpu")[0])
+    expected = lax.conv_general_dilated(*on_cpu, **arguments)
+    computed = jax.jit(lambda x, w: jaxcudnn.conv_general_dilated(x, w, **arguments))(lhs, rhs)
+    np.testing.assert_array_equal(computed, expected)
