@@ -50,8 +50,8 @@ from ._axes import fold, unfold
 from ._dtypes import PrecisionPair
 from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent
 
-LARGE_WINDOW = 256
-"""Positions; a window of more makes a reading the last choice, whatever the others copy."""
+LARGE_WINDOW = 32 * 32
+"""Positions of x; a reading whose window spans more is the last choice, whatever others copy."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ class _Reading:
 
     @property
     def window(self) -> int:
-        """How many positions the window has."""
-        return math.prod(self.spec.w_shape[2:])
+        """How many positions of x the window spans."""
+        return math.prod(map(extent, self.spec.w_shape[2:], self.spec.dilation))
 
     def cost(self, smallest: int) -> tuple[bool, int, bool]:
         """What decides between readings, the first in the table among equals.
