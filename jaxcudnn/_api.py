@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from . import _arguments, _primitives, _readings
+from . import _arguments, _cudnn_arguments, _primitives, _readings
 from ._arguments import Caller
 from ._dtypes import resolve_precision
 from ._readings import Call
@@ -351,7 +351,7 @@ def _cudnn(
         groups,
         dtype=dtype,
         precision=resolve_precision(caller, precision),
-        **_arguments.parse_geometry(caller, num_spatial, **geometry),
+        **_cudnn_arguments.parse_geometry(caller, num_spatial, **geometry),
     )
     if "y" in shapes:
         _arguments.check_loss_shape(caller, spec, layout, shapes["y"])
