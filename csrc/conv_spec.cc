@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "conv_spec.h"
 
+#include <limits>
+
 #include "error.h"
 
 namespace jaxcudnn {
@@ -13,8 +15,10 @@ struct ConvOpRow {
 constexpr ConvOpRow kConvOps[] = {
     {ConvOp::kFprop, "fprop"}, {ConvOp::kDgrad, "dgrad"}, {ConvOp::kWgrad, "wgrad"}};
 
-// So large that it refuses nothing real, so small that sums of three such numbers do not overflow.
-constexpr int64_t kLargest = int64_t{1} << 60;
+// cuDNN loses the high bits of larger numbers, and ends the process where it divides by the rest.
+constexpr int64_t kLargest = std::numeric_limits<int32_t>::max();
+// Bytes of the largest array: more than any memory, and nothing that is computed from it overflows.
+constexpr int64_t kLargestArray = int64_t{1} << 50;
 
 void Require(bool condition, const ConvSpec& spec, const std::string& rule) {
   if (!condition) {
@@ -50,8 +54,16 @@ void Validate(const ConvSpec& spec) {
   for (const auto* list : {&spec.pre_padding, &spec.post_padding, &spec.dilation}) {
     Require(list->size() == spatial, spec, "padding and dilation must be as long as stride");
   }
-  for (const auto* list : {&spec.x, &spec.w, &spec.pre_padding, &spec.post_padding}) {
-    for (int64_t number : *list) Require(number <= kLargest, spec, "no number may exceed 2^60");
+  for (const auto* list : {&spec.x, &spec.w, &spec.y, &spec.stride, &spec.pre_padding,
+                           &spec.post_padding, &spec.dilation}) {
+    for (int64_t number : *list) Require(number <= kLargest, spec, "no number may exceed 2^31 - 1");
+  }
+  for (const auto* sizes : {&spec.x, &spec.w, &spec.y}) {
+    int64_t bytes = RowOf(spec.dtype).bytes;
+    for (int64_t size : *sizes) {
+      Require(size <= kLargestArray / bytes, spec, "no array may exceed 2^50 bytes");
+      bytes *= size;
+    }
   }
   for (size_t i = 0; i < spatial; ++i) {
     Require(spec.stride[i] > 0 && spec.dilation[i] > 0, spec,
@@ -59,6 +71,7 @@ void Validate(const ConvSpec& spec) {
     Require(spec.pre_padding[i] >= 0 && spec.post_padding[i] >= 0, spec,
             "padding must not be negative");
     const int64_t padded = spec.x[i + 2] + spec.pre_padding[i] + spec.post_padding[i];
+    Require(padded <= kLargest, spec, "x with its padding must not exceed 2^31 - 1");
     const int64_t steps = spec.w[i + 2] - 1;  // between the taps of a window
     const bool fits = steps <= (padded - 1) / spec.dilation[i];
     Require(fits && spec.y[i + 2] == (padded - 1 - steps * spec.dilation[i]) / spec.stride[i] + 1,

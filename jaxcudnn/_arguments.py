@@ -150,7 +150,7 @@ def check_operands(caller: Caller, operands: Mapping[Role, Any]) -> tuple[int, s
             f"{caller}: {both} must have one of the dtypes {', '.join(DTYPES)}, got {first.dtype}; "
             f"cast them"
         )
-    if any(axes for a in (first, second) for axes in jax.typeof(a).sharding.spec):
+    if any(axes for a in (first, second) for axes in jax.typeof(a).sharding.spec.partitions):
         raise NotImplementedError(
             f"{caller}: {both} must not be sharded over explicit mesh axes, got "
             f"{jax.typeof(first)} and {jax.typeof(second)}; call it inside jax.shard_map"
@@ -245,7 +245,8 @@ def parse_layout(caller: Caller, dimension_numbers: Any, num_spatial: int) -> La
         return layout
     if not (
         isinstance(dimension_numbers, (tuple, list))
-        and [type(letters) for letters in dimension_numbers] == [str] * 3
+        and len(dimension_numbers) == 3
+        and all(isinstance(letters, str) for letters in dimension_numbers)
     ):
         raise TypeError(
             f"{caller}: dimension_numbers must be None, three strings or a "

@@ -21,6 +21,9 @@ WORKSPACE_BUDGET = 64 << 20
 """Bytes that a program reserves which is lowered where there is no GPU to ask for the plan. The
 plan is then chosen where the program runs, among those that fit."""
 
+LARGEST = 2**31 - 1
+"""The largest size, stride, padding or dilation that cuDNN is given."""
+
 _ALIGNMENT = 256  # of every part of the workspace, as XLA aligns its own buffers
 
 
@@ -53,7 +56,7 @@ def _call(
     attributes = _attributes(op, spec)
     dtype = jnp.dtype(spec.dtype)
     filter_bytes = math.prod(spec.w_shape) * dtype.itemsize
-    workspace = None if _is_empty(spec) else _workspace(attributes, filter_bytes)
+    workspace = _workspace(attributes, filter_bytes) if _suits_cudnn(attributes) else None
     if workspace is None:
         return reference(a, b, spec=spec, layout=layout)
     out = jax.ShapeDtypeStruct(layout.to_array(result, spec.shape(result)), dtype)
@@ -67,8 +70,20 @@ def _call(
     return call(a, b, **{name: _ffi_attribute(value) for name, value in attributes.items()})[0]
 
 
-def _is_empty(spec: ConvSpec) -> bool:
-    return 0 in (*spec.x_shape, *spec.w_shape, *spec.y_shape)
+def _suits_cudnn(attributes: dict[str, Any]) -> bool:
+    """Say whether cuDNN may be asked: it takes neither empty arrays nor numbers beyond 32 bits.
+
+    It does not refuse the latter but loses their high bits, and divides by what is left. Symbolic
+    sizes, as `jax.export` has them, are not known when it would have to be asked.
+    """
+    lists = [value for value in attributes.values() if isinstance(value, list)]
+    if not all(isinstance(number, int) for numbers in lists for number in numbers):
+        return False
+    sides = (attributes[name] for name in ("pre_padding", "post_padding"))
+    padded = map(sum, zip(attributes["x"][2:], *sides, strict=True))
+    if max(*padded, *(number for numbers in lists for number in numbers)) > LARGEST:
+        return False
+    return not any(0 in attributes[role] for role in "xwy")
 
 
 def _workspace(attributes: dict[str, Any], filter_bytes: int) -> int | None:

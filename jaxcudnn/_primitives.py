@@ -103,11 +103,35 @@ def _abstract_eval(
     for aval, role in zip((a, b), _COMPUTING[result].operands, strict=True):
         expected = layout.to_array(role, spec.shape(role))
         assert aval.shape == expected and aval.dtype == spec.dtype, (aval, role, expected, spec)
+    _refuse_explicit(a, b)
+    assert a.manual_axis_type.varying == b.manual_axis_type.varying, (a, b)
     # An update, and not a new aval, keeps the mesh axes over which the operands vary.
     return a.update(
         shape=layout.to_array(result, spec.shape(result)),
         weak_type=a.weak_type and b.weak_type,
     )
+
+
+def _refuse_explicit(*types: ShapedArray) -> None:
+    if any(axes for aval in types for axes in aval.sharding.spec.partitions):
+        raise NotImplementedError(
+            f"jaxcudnn: the operands of a convolution must not be sharded over explicit mesh axes, "
+            f"got {' and '.join(map(str, types))}; call it inside jax.shard_map"
+        )
+
+
+def _jvp(primals, tangents, *, result: Role, spec: ConvSpec, layout: Layout):
+    """Differentiate by the product rule, through `compute` so that types vary as they should."""
+    roles = _COMPUTING[result].operands
+    arrays = dict(zip(roles, primals, strict=True))
+    terms = [
+        compute(arrays | {role: tangent}, spec=spec, layout=layout)
+        for role, tangent in zip(roles, tangents, strict=True)
+        if not isinstance(tangent, ad.Zero)
+    ]
+    out = compute(arrays, spec=spec, layout=layout)
+    first, *others = _equally_varying(*terms)
+    return out, sum(others, first)
 
 
 def _transpose(
@@ -160,6 +184,7 @@ def _batch(
     mapped = {
         role: axis for role, axis in zip(operands, mapped_axes, strict=True) if axis is not None
     }
+    _refuse_explicit(*map(jax.typeof, arrays))
     b = next(operands[role].shape[axis] for role, axis in mapped.items())
     if b == 0:  # no number of groups is 0 times another
         empty = jnp.zeros((0, *layout.to_array(result, spec.shape(result))), spec.dtype)
@@ -184,6 +209,7 @@ def _register(result: Role, operation: _Operation) -> None:
         partial(_transpose, result=result, wanted=0),
         partial(_transpose, result=result, wanted=1),
     )
+    ad.primitive_jvps[primitive] = partial(_jvp, result=result)
     batching.primitive_batchers[primitive] = partial(_batch, result=result)
     mlir.register_lowering(primitive, mlir.lower_fun(operation.reference, multiple_results=False))
     cuda = _lowering.lower_cuda(operation.name, operation.operands, result, operation.reference)

@@ -15,7 +15,9 @@ window, r = R - 1 - r', makes it a cross-correlation that starts at  lo' = d (R 
 
     padding (d (R - 1) - lo,  L + lo - 1 - s (P - 1)),
 
-the second number being the one that gives an output of size L. Either may be negative.
+the second number being the one that gives an output of size L. Either may be negative, and what it
+would crop is sliced off the result instead: XLA's CPU compiler computed wrong numbers for negative
+padding until jax 0.12.
 
 wgrad: dw[k, c, r] = sum over n, p of  x[n, c, s p + d r - lo] dy[n, k, p] is already a
 cross-correlation of x with the window dy, with stride and dilation exchanged. Images play the part
@@ -23,7 +25,7 @@ of channels and channels that of images:
 
     padding (lo,  s (P - 1) + 1 + d (R - 1) - L - lo),
 
-the second again being what gives size R; it is at most hi.
+the second again being what gives size R; it is at most hi, and where it is negative x is sliced.
 
 With G groups, fprop is grouped by feature. So is dgrad, for which each group's K / G outputs become
 its inputs. In wgrad the groups of x stand where a batch does, and it is grouped by batch.
@@ -64,27 +66,36 @@ def dgrad(dy: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax
     o, i, *window = layout.w
     w = lax.rev(_oriented(w, spec, layout), window)
     w = fold(unfold(w, o, spec.groups), o, i)  # (K, C / groups) to (K / groups, C)
-    return _convolve(
+    pads = [
+        (d * (r - 1) - lo, n + lo - 1 - s * (p - 1))
+        for n, r, p, s, d, (lo, _) in _per_dimension(spec)
+    ]
+    surplus = [(0, 0), (0, 0), *((max(0, -low), max(0, -high)) for low, high in pads)]
+    larger = [size + sum(ends) for size, ends in zip(spec.x_shape, surplus, strict=True)]
+    dx = _convolve(
         dy,
         w,
-        shape=layout.to_array("x", spec.x_shape),
+        shape=layout.to_array("x", larger),
         spec=spec,
         dimension_numbers=(layout.y, (i, o, *window), layout.x),
         window_strides=(1,) * spec.num_spatial,
-        padding=[
-            (d * (r - 1) - lo, n + lo - 1 - s * (p - 1))
-            for n, r, p, s, d, (lo, _) in _per_dimension(spec)
-        ],
+        padding=[(max(0, low), max(0, high)) for low, high in pads],
         lhs_dilation=spec.strides,
         rhs_dilation=spec.dilation,
         feature_group_count=spec.groups,
     )
+    return _trimmed(dx, [surplus[layout.x.index(axis)] for axis in range(dx.ndim)])
 
 
 def wgrad(x: jax.Array, dy: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.Array:
     """Compute dw from x and dy."""
+    pads = [
+        (lo, s * (p - 1) + 1 + d * (r - 1) - n - lo)
+        for n, r, p, s, d, (lo, _) in _per_dimension(spec)
+    ]
+    unused = [(0, 0), (0, 0), *((0, max(0, -high)) for _, high in pads)]
     dw = _convolve(
-        x,
+        _trimmed(x, [unused[layout.x.index(axis)] for axis in range(x.ndim)]),
         dy,
         shape=layout.to_array("w", spec.w_shape),
         spec=spec,
@@ -92,14 +103,23 @@ def wgrad(x: jax.Array, dy: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax
             (second, first, *spatial) for first, second, *spatial in (layout.x, layout.y, layout.w)
         ),
         window_strides=spec.dilation,
-        padding=[
-            (lo, s * (p - 1) + 1 + d * (r - 1) - n - lo)
-            for n, r, p, s, d, (lo, _) in _per_dimension(spec)
-        ],
+        padding=[(low, max(0, high)) for low, high in pads],
         rhs_dilation=spec.strides,
         batch_group_count=spec.groups,
     )
     return _oriented(dw, spec, layout)
+
+
+def _trimmed(array: jax.Array, ends: Sequence[tuple[int, int]]) -> jax.Array:
+    """Cut so many elements off the two ends of each axis; off more than there are, all."""
+    if not any(map(any, ends)):
+        return array
+    starts = [min(low, size) for (low, _), size in zip(ends, array.shape, strict=True)]
+    stops = [
+        max(start, size - high)
+        for start, (_, high), size in zip(starts, ends, array.shape, strict=True)
+    ]
+    return lax.slice(array, starts, stops)
 
 
 def _per_dimension(spec: ConvSpec) -> Iterable[tuple]:

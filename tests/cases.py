@@ -205,6 +205,8 @@ CASES = [
     case("2d-name-in-lower-case", (5, 5), (2, 2), "same_lower"),
     case("2d-asymmetric", (6, 5), (3, 3), ((2, 0), (0, 1)), strides=(2, 2)),
     case("2d-wider-than-window", (4, 5), (2, 1), ((4, 3), (2, 5)), strides=(1, 2)),
+    case("2d-padded-past-the-window", (2, 5), (2, 2), ((5, 1), (5, 0)), n=5, c=1, k=2),
+    case("2d-padded-past-a-strided-window", (3, 4), (3, 2), ((6, 0), (4, 1)), n=3, strides=(2, 1)),
     case("2d-negative", (8, 9), (3, 2), ((-2, -1), (-3, 2)), strides=(2, 1)),
     case("2d-negative-last", (8, 7), (3, 2), ((1, -2), (0, -3)), dilation=(2, 1),
          dimension_numbers=CHANNELS_LAST[2]),

@@ -109,6 +109,30 @@ def test_vmap_in_a_map(case: Case):
     assert_equal(jax.jit(ours)(x, ws), jax.vmap(case.lax_conv, (None, 0))(x, ws))
 
 
+def test_a_replicated_tangent_varies_as_what_it_multiplies():
+    """Or sums that differ between devices would pass for one replicated sum."""
+    case = CASES[0]
+    x, w = case.operands("y", integers)
+
+    def tangent(x, w, x_tangent):
+        return jnp.sum(jax.jvp(lambda x: case.conv(x, w), (x,), (x_tangent,))[1])
+
+    def over_devices(out_specs: P):
+        stacked = P("devices")
+        return jax.shard_map(
+            lambda x, w, t: tangent(x[0], w[0], t)[None],
+            mesh=mesh(AxisType.Auto),
+            in_specs=(stacked, stacked, P()),
+            out_specs=out_specs,
+        )
+
+    arrays = jnp.stack([x] * 4), jnp.stack([w, 2 * w, 3 * w, 4 * w]), x
+    with pytest.raises(ValueError, match=r"varying|replicated|out_specs"):
+        over_devices(P())(*arrays)
+    expected = jnp.sum(case.conv(x, w)) * jnp.arange(1, 5, dtype="float32")
+    np.testing.assert_array_equal(over_devices(P("devices"))(*arrays), expected)
+
+
 def test_vmap_over_none_varies_as_its_operands_do():
     (case, _) = CASES
     x, w = case.operands("y", integers)
@@ -144,6 +168,18 @@ def test_explicit_sharding_is_refused():
     )
     with jax.set_mesh(explicit), pytest.raises(NotImplementedError, match=text):
         jaxcudnn.conv_fprop(x, w, padding=0)
+
+
+def test_explicit_sharding_of_a_mapped_axis_is_refused():
+    """`vmap` comes past the check of the arguments."""
+    devices = mesh(AxisType.Explicit)
+    with jax.set_mesh(devices):
+        sharding = NamedSharding(devices, P("devices"))
+        xs = jax.device_put(jnp.ones((4, 1, 2, 5, 5)), sharding)
+        w = jnp.ones((3, 2, 3, 3))
+        conv = lambda x: jaxcudnn.conv_fprop(x, w, padding=0)  # noqa: E731
+        with pytest.raises(NotImplementedError, match=r"explicit mesh axes, .*jax\.shard_map"):
+            jax.vmap(conv)(xs)
 
 
 def test_replicated_operands_of_an_explicit_mesh_are_taken():

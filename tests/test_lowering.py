@@ -242,6 +242,15 @@ class TestOnAMachineWithAGpu:
         assert calls(conv, shaped((0, 9, 8, 6)), W) == []
         assert asked == []
 
+    @pytest.mark.parametrize("changes", [{}, {"stride": 2**31 - 1}], ids=str)
+    def test_nothing_is_planned_beyond_32_bits(self, asked, changes):
+        """cuDNN would lose the high bits."""
+        padding = 2**30 if changes else 0
+        x, w = shaped((1 if changes else 2**32, 1, 3, 3)), shaped((1, 1, 1, 1))
+        f = lambda x, w: jaxcudnn.conv_fprop(x, w, padding=padding, **changes)  # noqa: E731
+        assert calls(f, x, w) == []
+        assert asked == []
+
     def test_nothing_is_planned_for_other_platforms(self, asked):
         lower(conv, X, W, platforms=("cpu",))
         assert asked == []
@@ -276,6 +285,12 @@ class TestExport:
         assert module.count("stablehlo.convolution") == 3
         for ours, expected in zip(exported.call(*arguments), training(*arguments), strict=True):
             np.testing.assert_array_equal(ours, expected)
+
+    def test_symbolic_sizes_are_left_to_lax(self):
+        x = jax.ShapeDtypeStruct(export.symbolic_shape("b, 9, 8, 6"), W.dtype)
+        module = export.export(jax.jit(conv), platforms=("cuda",))(x, W).mlir_module()
+        assert "stablehlo.convolution" in module
+        assert _load.TARGET not in module
 
     def test_jax_wants_to_be_told_of_the_custom_call(self):
         with pytest.raises(ValueError, match="custom calls") as error:

@@ -157,6 +157,16 @@ def test_report_that_is_none(tmp_path, capsys, text):
     assert "not a GPU report" in line
 
 
+@pytest.mark.parametrize(("failed", "status"), [(0, 0), (1, 1)])
+def test_report_of_another_tree_may_be_accepted(tmp_path, capsys, failed, status):
+    report = good_report(tmp_path) | {"tree_sha256": "0" * 64, "failed": failed}
+    write(tmp_path, {"reports/gpu.json": json.dumps(report)})
+    assert check_gpu_report.main(["--root", str(tmp_path), "--other-tree"]) == status
+    said = capsys.readouterr().out
+    assert ("of ANOTHER tree, " in said) == (status == 0)
+    assert ("1 failed" in said) == (status == 1)
+
+
 def test_missing_report(tmp_path, capsys):
     assert check_gpu_report.main(["--root", str(tmp_path)]) == 1
     assert "no GPU report (No such file or directory)" in capsys.readouterr().out

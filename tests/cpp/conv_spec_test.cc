@@ -165,7 +165,7 @@ void ValidateAcceptsWhatCuDnnCanBeAsked() {
   ConvSpec far = Base();
   far.w[2] = 1;
   far.y[2] = 12;
-  far.dilation[0] = std::numeric_limits<int64_t>::max();  // of one tap: it spans one position
+  far.dilation[0] = std::numeric_limits<int32_t>::max();  // of one tap: it spans one position
   Validate(far);
 }
 
@@ -202,15 +202,22 @@ void ValidateRefusesEachBrokenRule() {
   }
   for (auto list : {&ConvSpec::pre_padding, &ConvSpec::post_padding}) {
     ValidateRefuses("must not be negative", [&](ConvSpec& s) { (s.*list)[1] = -1; });
-    ValidateRefuses("exceed 2^60", [&](ConvSpec& s) { (s.*list)[0] = largest; });
+    ValidateRefuses("exceed 2^31 - 1", [&](ConvSpec& s) { (s.*list)[0] = largest; });
   }
-  ValidateRefuses("exceed 2^60", [&](ConvSpec& s) { s.x[0] = largest; });
-  ValidateRefuses("exceed 2^60", [&](ConvSpec& s) { s.w[3] = largest; });
+  const int64_t beyond = int64_t{1} << 31;  // cuDNN would see 0
+  for (auto list : {&ConvSpec::x, &ConvSpec::w, &ConvSpec::y, &ConvSpec::stride,
+                    &ConvSpec::pre_padding, &ConvSpec::post_padding, &ConvSpec::dilation}) {
+    ValidateRefuses("exceed 2^31 - 1", [&](ConvSpec& s) { (s.*list)[0] = beyond; });
+  }
+  ValidateRefuses("x with its padding must not exceed 2^31 - 1",
+                  [&](ConvSpec& s) { s.pre_padding[0] = s.post_padding[0] = beyond - 1; });
+  ValidateRefuses("no array may exceed 2^50 bytes",
+                  [&](ConvSpec& s) { s.x[0] = s.x[2] = beyond - 1; });
   for (size_t i : {2, 3}) {
     ValidateRefuses("y must have the size", [&](ConvSpec& s) { ++s.y[i]; });
     ValidateRefuses("y must have the size", [&](ConvSpec& s) { --s.y[i]; });
     ValidateRefuses("y must have the size", [&](ConvSpec& s) { s.w[i] = 100; });
-    ValidateRefuses("y must have the size", [&](ConvSpec& s) { s.dilation[i - 2] = largest; });
+    ValidateRefuses("y must have the size", [&](ConvSpec& s) { s.dilation[i - 2] = beyond - 1; });
   }
   const std::string agree = "batch, channels and groups must agree";
   ValidateRefuses(agree, [](ConvSpec& s) { s.y[0] = 7; });
