@@ -50,8 +50,9 @@ def verdict(path: Path, root: Path, *, other_tree: bool = False) -> tuple[bool, 
         return False, f"{path}: not a GPU report ({type(error).__name__}: {error}); {REMAKE}"
     if found:
         return False, f"{path}: not a good report of the present tree: {', '.join(found)}; {REMAKE}"
+    tree = "the present" if present else "ANOTHER"
     return True, (
-        f"{path}: of {'the present' if present else 'ANOTHER'} tree, {report['passed']} passed, 0 failed, 0 skipped on "
+        f"{path}: of {tree} tree, {report['passed']} passed, 0 failed, 0 skipped on "
         f"{report['gpu']} (driver {report['driver']}, cuDNN {report['cudnn']}, "
         f"jax {report['jax']}, Python {report['python']})"
     )
