@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxcudnn._dtypes import Dtypes
 from jaxcudnn._spec import ConvSpec
 
 PASSES = {"fprop": ("x", "w"), "dgrad": ("y", "w"), "wgrad": ("x", "y")}
@@ -50,7 +51,7 @@ class Conv:
             dilation=(1,) * rank,
             groups=1,
             flip=False,
-            dtype=dtype,
+            dtypes=Dtypes(dtype, dtype, dtype),
             precision=(lax.Precision.DEFAULT, lax.Precision.DEFAULT),
         )
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "call_site.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <numeric>
@@ -34,9 +35,9 @@ int64_t BytesOf(const std::vector<int64_t>& sizes, DataType dtype) {
 }
 
 std::array<int64_t, 3> BufferBytes(const ConvSpec& spec) {
-  const int64_t x = BytesOf(spec.x, spec.dtype);
-  const int64_t w = BytesOf(spec.w, spec.dtype);
-  const int64_t y = BytesOf(spec.y, spec.dtype);
+  const int64_t x = BytesOf(spec.x, spec.x_dtype());
+  const int64_t w = BytesOf(spec.w, spec.w_dtype());
+  const int64_t y = BytesOf(spec.y, spec.y_dtype());
   switch (spec.op) {
     case ConvOp::kFprop:
       return {x, w, y};
@@ -102,7 +103,7 @@ std::shared_ptr<const Plan> CallSite::FindPlan(Kind kind, int device,
     auto plan = GetPlan(request);
     if (plan->workspace_size() <= workspace.bytes) return plan;
   } else {
-    request.alignment = RowOf(spec_.dtype).bytes;
+    request.alignment = std::min(RowOf(spec_.dtype).bytes, RowOf(spec_.result_dtype).bytes);
   }
   request.workspace_limit = workspace.bytes;
   return GetPlan(request);

@@ -4,10 +4,10 @@
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
 
-from ._api import conv_dgrad as conv_dgrad
-from ._api import conv_fprop as conv_fprop
 from ._api import conv_general_dilated as conv_general_dilated
-from ._api import conv_wgrad as conv_wgrad
+from ._cudnn_api import conv_dgrad as conv_dgrad
+from ._cudnn_api import conv_fprop as conv_fprop
+from ._cudnn_api import conv_wgrad as conv_wgrad
 
 try:
     __version__ = _version("jaxcudnn")

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public functions: arguments in, one primitive bound."""
+"""`lax`'s convolution: its arguments in, one call for `_readings` out."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from . import _arguments, _cudnn_arguments, _primitives, _readings
+from . import _arguments, _readings
 from ._arguments import Caller
 from ._dtypes import resolve_precision
 from ._readings import Call
-from ._spec import Role
+from ._spec import Shape
 
 _LAX = Caller(
     "conv_general_dilated",
@@ -25,9 +23,6 @@ _LAX = Caller(
     dilation="rhs_dilation",
     groups="feature_group_count",
 )
-_FPROP = Caller("conv_fprop", x="image", w="weight", y="response")
-_DGRAD = Caller("conv_dgrad", x="image", w="filter", y="loss")
-_WGRAD = Caller("conv_wgrad", x="image", w="filter", y="loss")
 
 
 def conv_general_dilated(
@@ -100,13 +95,18 @@ def conv_general_dilated(
         ... ).shape
         (8, 16, 16, 16)
     """
-    operands = _as_arrays(_LAX, {"x": lhs, "w": rhs})
+    operands = _arguments.as_arrays(_LAX, {"x": lhs, "w": rhs})
     num_spatial, dtype = _arguments.check_operands(_LAX, operands)
-    _arguments.check_built(
-        _LAX, dtype, preferred_element_type=preferred_element_type, out_sharding=out_sharding
-    )
+    _arguments.check_out_sharding(_LAX, out_sharding)
     layout = _arguments.parse_layout(_LAX, dimension_numbers, num_spatial)
     lhs_shape, rhs_shape = (layout.to_logical(role, a.shape) for role, a in operands.items())
+    sharded = any(map(_arguments.is_explicitly_sharded, operands.values()))
+    if sharded or out_sharding is not None or _is_symbolic((*lhs_shape[1:], *rhs_shape)):
+        return lax.conv_general_dilated(
+            operands["x"], operands["w"], window_strides, padding, lhs_dilation, rhs_dilation,
+            lax.ConvDimensionNumbers(*layout), feature_group_count, batch_group_count, precision,
+            preferred_element_type, out_sharding,
+        )  # fmt: skip
 
     def factors(name: str, value: Sequence[int] | None) -> tuple[int, ...]:
         value = (1,) * num_spatial if value is None else value
@@ -125,242 +125,13 @@ def conv_general_dilated(
         batch_groups=_arguments.parse_int(_LAX, "batch_group_count", batch_group_count),
         layout=layout,
         dtype=dtype,
+        result_dtype=_arguments.parse_result_dtype(_LAX, dtype, preferred_element_type),
         precision=resolve_precision(_LAX, precision),
     )
     _arguments.check_call(_LAX, call)
     return _readings.convolve(operands["x"], operands["w"], call)
 
 
-def conv_fprop(
-    image: ArrayLike,
-    weight: ArrayLike,
-    *,
-    padding: int | Sequence[int] | None = None,
-    pre_padding: int | Sequence[int] | None = None,
-    post_padding: int | Sequence[int] | None = None,
-    stride: int | Sequence[int] = 1,
-    dilation: int | Sequence[int] = 1,
-    convolution_mode: Any = "CROSS_CORRELATION",
-    compute_data_type: Any = None,
-    name: str = "",
-    dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers = None,
-    precision: lax.PrecisionLike = None,
-) -> jax.Array:
-    """Convolve an image with a filter: cuDNN's forward convolution, by its Python frontend's names.
-
-    The number of groups is read off the shapes: C divided by the weight's input channels. Sizes
-    and strides are whatever the arrays have; only `dimension_numbers` is not cuDNN's.
-
-    Args:
-        image: shape (N, C, *spatial), with one to three spatial dimensions; float16, bfloat16 or
-            float32.
-        weight: shape (K, C / groups, *window), of the image's dtype.
-        padding: zeros on both sides of each spatial dimension: an integer for all, or one for
-            each; none negative. Either this is given, or both of the next two are.
-        pre_padding: zeros before each spatial dimension.
-        post_padding: zeros after each spatial dimension.
-        stride: by how many positions the window advances: an integer for all spatial dimensions,
-            or one for each.
-        dilation: the distance between the filter's taps, likewise.
-        convolution_mode: 'CROSS_CORRELATION', or 'CONVOLUTION' to reverse the window first; a
-            string in either case or an enumerator of cuDNN's with that name.
-        compute_data_type: what products are summed in: None, float32 or its name in cuDNN, FLOAT.
-        name: if not empty, the `jax.named_scope` in which the operation appears in profiles.
-        dimension_numbers: None, for channels first in all arrays, as cuDNN counts dimensions; or
-            the orders of image, filter and response, as in `conv_general_dilated`.
-        precision: as in `conv_general_dilated`.
-
-    Returns:
-        The response, of shape (N, K, *out), with out as in `conv_general_dilated`.
-
-    Raises:
-        TypeError: if an argument is of the wrong kind, the dtypes differ, or the padding is given
-            in no form or in both.
-        ValueError: if shapes, channels or geometry do not fit together.
-        NotImplementedError: if a dtype or number of spatial dimensions is not supported yet.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jaxcudnn import conv_fprop
-        >>> conv_fprop(jnp.ones((8, 3, 32, 32)), jnp.ones((16, 3, 3, 3)), padding=1, stride=2).shape
-        (8, 16, 16, 16)
-    """
-    return _cudnn(
-        _FPROP,
-        {"x": image, "w": weight},
-        dimension_numbers=dimension_numbers,
-        precision=precision,
-        name=name,
-        padding=padding,
-        pre_padding=pre_padding,
-        post_padding=post_padding,
-        stride=stride,
-        dilation=dilation,
-        convolution_mode=convolution_mode,
-        compute_data_type=compute_data_type,
-    )
-
-
-def conv_dgrad(  # noqa: D417 (the rest is as for conv_fprop)
-    loss: ArrayLike,
-    filter: ArrayLike,
-    image_spatial_shape: Sequence[int],
-    *,
-    padding: int | Sequence[int] | None = None,
-    pre_padding: int | Sequence[int] | None = None,
-    post_padding: int | Sequence[int] | None = None,
-    stride: int | Sequence[int] = 1,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    convolution_mode: Any = "CROSS_CORRELATION",
-    compute_data_type: Any = None,
-    name: str = "",
-    dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers = None,
-    precision: lax.PrecisionLike = None,
-) -> jax.Array:
-    """Compute the gradient of `conv_fprop` with respect to its image.
-
-    It is also what other libraries call a transposed convolution.
-
-    Args:
-        loss: the gradient of the response, of shape (N, K, *out); float16, bfloat16 or float32.
-        filter: shape (K, C / groups, *window), of the dtype of `loss`.
-        image_spatial_shape: the spatial sizes of the image, in the order of the filter's spatial
-            dimensions. A stride maps several to the same `out`, so `loss` does not determine them.
-        groups: the number of groups, which neither array shows.
-        dimension_numbers: the orders of image, filter and loss; None for channels first.
-
-    All other arguments are those of `conv_fprop`, and describe the forward convolution.
-
-    Returns:
-        The image's gradient, of shape (N, C, *image_spatial_shape) in the order of the image.
-
-    Raises:
-        TypeError: as `conv_fprop`.
-        ValueError: as `conv_fprop`, and if `loss` does not have the response's shape.
-        NotImplementedError: as `conv_fprop`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jaxcudnn import conv_dgrad
-        >>> loss, weight = jnp.ones((8, 16, 16, 16)), jnp.ones((16, 3, 3, 3))
-        >>> conv_dgrad(loss, weight, (32, 32), padding=1, stride=2).shape
-        (8, 3, 32, 32)
-    """
-    return _cudnn(
-        _DGRAD,
-        {"y": loss, "w": filter},
-        spatial_shape=image_spatial_shape,
-        groups=groups,
-        dimension_numbers=dimension_numbers,
-        precision=precision,
-        name=name,
-        padding=padding,
-        pre_padding=pre_padding,
-        post_padding=post_padding,
-        stride=stride,
-        dilation=dilation,
-        convolution_mode=convolution_mode,
-        compute_data_type=compute_data_type,
-    )
-
-
-def conv_wgrad(  # noqa: D417 (the rest is as for conv_fprop)
-    image: ArrayLike,
-    loss: ArrayLike,
-    filter_spatial_shape: Sequence[int],
-    *,
-    padding: int | Sequence[int] | None = None,
-    pre_padding: int | Sequence[int] | None = None,
-    post_padding: int | Sequence[int] | None = None,
-    stride: int | Sequence[int] = 1,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    convolution_mode: Any = "CROSS_CORRELATION",
-    compute_data_type: Any = None,
-    name: str = "",
-    dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers = None,
-    precision: lax.PrecisionLike = None,
-) -> jax.Array:
-    """Compute the gradient of `conv_fprop` with respect to its weight.
-
-    Args:
-        image: shape (N, C, *spatial); float16, bfloat16 or float32.
-        loss: the gradient of the response, of shape (N, K, *out) and the image's dtype.
-        filter_spatial_shape: the window's sizes, which a stride leaves undetermined.
-        groups: the number of groups, which neither array shows.
-        dimension_numbers: the orders of image, filter and loss; None for channels first.
-
-    All other arguments are those of `conv_fprop`, and describe the forward convolution.
-
-    Returns:
-        The weight's gradient, of shape (K, C / groups, *filter_spatial_shape) in the order of the
-        filter.
-
-    Raises:
-        TypeError: as `conv_fprop`.
-        ValueError: as `conv_fprop`, and if `loss` does not have the response's shape.
-        NotImplementedError: as `conv_fprop`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jaxcudnn import conv_wgrad
-        >>> image, loss = jnp.ones((8, 3, 32, 32)), jnp.ones((8, 16, 16, 16))
-        >>> conv_wgrad(image, loss, (3, 3), padding=1, stride=2).shape
-        (16, 3, 3, 3)
-    """
-    return _cudnn(
-        _WGRAD,
-        {"x": image, "y": loss},
-        spatial_shape=filter_spatial_shape,
-        groups=groups,
-        dimension_numbers=dimension_numbers,
-        precision=precision,
-        name=name,
-        padding=padding,
-        pre_padding=pre_padding,
-        post_padding=post_padding,
-        stride=stride,
-        dilation=dilation,
-        convolution_mode=convolution_mode,
-        compute_data_type=compute_data_type,
-    )
-
-
-def _cudnn(
-    caller: Caller,
-    operands: Mapping[Role, ArrayLike],
-    *,
-    spatial_shape: Sequence[int] | None = None,
-    groups: int | None = None,
-    dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers,
-    precision: lax.PrecisionLike,
-    name: str,
-    **geometry: Any,
-) -> jax.Array:
-    """Compute the role that `operands` leaves out; unless it is y, the caller says how large."""
-    arrays = _as_arrays(caller, operands)
-    num_spatial, dtype = _arguments.check_operands(caller, arrays)
-    layout = _arguments.parse_layout(caller, dimension_numbers, num_spatial)
-    shapes = {role: layout.to_logical(role, a.shape) for role, a in arrays.items()}
-    x_shape, w_shape, groups = _arguments.complete_shapes(caller, shapes, spatial_shape, groups)
-    spec = _arguments.make_spec(
-        caller,
-        x_shape,
-        w_shape,
-        groups,
-        dtype=dtype,
-        precision=resolve_precision(caller, precision),
-        **_cudnn_arguments.parse_geometry(caller, num_spatial, **geometry),
-    )
-    if "y" in shapes:
-        _arguments.check_loss_shape(caller, spec, layout, shapes["y"])
-    _arguments.check_name(caller, name)
-    with jax.named_scope(name) if name else nullcontext():
-        return _primitives.compute(arrays, spec=spec, layout=layout)
-
-
-def _as_arrays(caller: Caller, operands: Mapping[Role, ArrayLike]) -> dict[Role, jax.Array]:
-    for role, value in operands.items():
-        _arguments.check_is_array(caller, role, value)
-    return {role: jnp.asarray(value) for role, value in operands.items()}
+def _is_symbolic(sizes: Shape) -> bool:
+    """Say whether some sizes are symbolic, as those of `jax.export` can be."""
+    return not all(isinstance(size, int) for size in sizes)

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.dtypes import canonicalize_dtype
+from jax.sharding import NamedSharding, get_abstract_mesh
+from jax.typing import ArrayLike
 
-from ._dtypes import DTYPES
 from ._readings import Call
 from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent
 
-MAX_SPATIAL = 3
 MAX_NUMBER = 2**31 - 1  # of strides, paddings and the like, which XLA and cuDNN compute with
 
 
@@ -102,18 +102,18 @@ def check_loss_shape(caller: Caller, spec: ConvSpec, layout: Layout, y_shape: Sh
 
 def check_is_array(caller: Caller, role: Role, value: object) -> None:
     """Check that `lax` would take the value for an array, which leaves out lists and numbers."""
-    is_array = hasattr(value, "shape") and hasattr(value, "dtype")
     if isinstance(value, jax.ShapeDtypeStruct):
         raise TypeError(
             f"{caller}: {getattr(caller, role)} must be a JAX or NumPy array, got a "
             f"ShapeDtypeStruct; give that to jax.eval_shape"
         )
-    if is_array and not jnp.issubdtype(getattr(value, "dtype"), jnp.number):  # noqa: B009
+    is_array, dtype = hasattr(value, "shape"), getattr(value, "dtype", None)
+    if dtype is not None and not any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, bool)):
         raise TypeError(
-            f"{caller}: {getattr(caller, role)} must hold numbers, got dtype "
-            f"{getattr(value, 'dtype')}; cast it to one of {', '.join(DTYPES)}"  # noqa: B009
+            f"{caller}: {getattr(caller, role)} must hold numbers or truth values, got dtype "
+            f"{dtype}; convert it with astype"
         )
-    if is_array or hasattr(value, "__jax_array__"):
+    if (is_array and dtype is not None) or hasattr(value, "__jax_array__"):
         return
     raise TypeError(
         f"{caller}: {getattr(caller, role)} must be a JAX or NumPy array, got "
@@ -135,52 +135,82 @@ def check_operands(caller: Caller, operands: Mapping[Role, Any]) -> tuple[int, s
             f"{caller}: {both} must have two dimensions beside the spatial ones, got {shapes}; "
             f"give images their batch and channels, filters their output and input channels"
         )
-    if not 1 <= rank - 2 <= MAX_SPATIAL:
-        raise NotImplementedError(
-            f"{caller}: {both} must have 1 to {MAX_SPATIAL} spatial dimensions, got {shapes}; "
-            f"jax.lax.conv_general_dilated takes other numbers"
-        )
     if first.dtype != second.dtype:
         raise TypeError(
             f"{caller}: {both} must have the same dtype, got {first.dtype} and {second.dtype}; "
             f"cast one of them"
         )
-    if str(first.dtype) not in DTYPES:
-        raise NotImplementedError(
-            f"{caller}: {both} must have one of the dtypes {', '.join(DTYPES)}, got {first.dtype}; "
-            f"cast them"
-        )
-    if any(axes for a in (first, second) for axes in jax.typeof(a).sharding.spec.partitions):
-        raise NotImplementedError(
-            f"{caller}: {both} must not be sharded over explicit mesh axes, got "
-            f"{jax.typeof(first)} and {jax.typeof(second)}; call it inside jax.shard_map"
-        )
     return rank - 2, str(first.dtype)
 
 
-def check_built(
-    caller: Caller, dtype: str, *, preferred_element_type: Any, out_sharding: Any
-) -> None:
-    """Refuse values of arguments that mean something to `lax` and are not supported yet."""
+def is_explicitly_sharded(array: jax.Array) -> bool:
+    """Say whether an array's type names mesh axes over which it is sharded."""
+    return any(jax.typeof(array).sharding.spec.partitions)
 
-    def allow(name: str, value: Any, only: str, allowed: bool) -> None:
-        if not allowed:
-            raise NotImplementedError(
-                f"{caller}: {name} must be {only}, got {value!r}; jax.lax.conv_general_dilated "
-                f"takes other values"
-            )
 
-    allow("out_sharding", out_sharding, "None", out_sharding is None)
-    if preferred_element_type is not None:
-        try:
-            preferred = canonicalize_dtype(preferred_element_type)
-        except TypeError as error:
-            raise TypeError(
-                f"{caller}: preferred_element_type must be a dtype, got "
-                f"{preferred_element_type!r}; leave it out for the operands' own"
-            ) from error
-        only = f"None or the operands' dtype, {dtype}"
-        allow("preferred_element_type", preferred.name, only, preferred == dtype)
+def refuse_explicit_sharding(caller: Caller, operands: Mapping[Role, jax.Array]) -> None:
+    """Refuse operands that only `lax` can convolve."""
+    if any(map(is_explicitly_sharded, operands.values())):
+        both = " and ".join(getattr(caller, role) for role in operands)
+        types = " and ".join(str(jax.typeof(array)) for array in operands.values())
+        raise NotImplementedError(
+            f"{caller}: {both} must not be sharded over explicit mesh axes, got {types}; call it "
+            f"inside jax.shard_map"
+        )
+
+
+def check_out_sharding(caller: Caller, out_sharding: Any) -> None:
+    """Check a sharding of the result for what `lax` takes."""
+    if out_sharding is None or isinstance(out_sharding, NamedSharding):
+        return
+    if not isinstance(out_sharding, jax.P):
+        raise TypeError(
+            f"{caller}: out_sharding must be None, a NamedSharding or a PartitionSpec, got "
+            f"{out_sharding!r}; leave it out without explicit sharding"
+        )
+    if get_abstract_mesh().empty:
+        raise ValueError(
+            f"{caller}: out_sharding must be a NamedSharding where no mesh is set, got "
+            f"{out_sharding!r}; use jax.set_mesh or leave it out"
+        )
+
+
+def parse_result_dtype(caller: Caller, dtype: str, preferred: Any) -> str:
+    """Read `preferred_element_type`, which may widen the dtype of the operands and not change it.
+
+    Integers may also become floating-point numbers, and unsigned ones signed; truth values
+    anything.
+    """
+    if preferred is None:
+        return dtype
+    try:
+        wanted = canonicalize_dtype(preferred)
+    except TypeError as error:
+        raise TypeError(
+            f"{caller}: preferred_element_type must be a dtype, got {preferred!r}; leave it out "
+            f"for the operands' own"
+        ) from error
+    allowed = {
+        "b": (jnp.bool_, jnp.number),
+        "i": (jnp.signedinteger, jnp.floating),
+        "u": (jnp.integer, jnp.floating),
+        "f": (jnp.floating,),
+        "c": (jnp.complexfloating,),
+    }[_kind(dtype)]
+    narrower = wanted.itemsize < jnp.dtype(dtype).itemsize
+    if narrower or not any(jnp.issubdtype(wanted, kind) for kind in allowed):
+        raise TypeError(
+            f"{caller}: preferred_element_type must be of the kind of the operands' dtype, or "
+            f"floating-point for integers, and not narrower, got {wanted} for {dtype}; convert "
+            f"the result instead"
+        )
+    return wanted.name
+
+
+def _kind(dtype: str) -> str:
+    kinds = {"i": jnp.signedinteger, "u": jnp.unsignedinteger, "f": jnp.floating,
+             "c": jnp.complexfloating}  # fmt: skip
+    return next((name for name, kind in kinds.items() if jnp.issubdtype(dtype, kind)), "b")
 
 
 def check_call(caller: Caller, call: Call) -> None:
@@ -361,3 +391,10 @@ def _named(name: str, size: int, extent: int, stride: int) -> tuple[int, int]:
     total = max(0, (out - 1) * stride + extent - size)
     less, more = total // 2, total - total // 2
     return (less, more) if name == "SAME" else (more, less)
+
+
+def as_arrays(caller: Caller, operands: Mapping[Role, ArrayLike]) -> dict[Role, jax.Array]:
+    """Check that operands are arrays, and make them JAX's."""
+    for role, value in operands.items():
+        check_is_array(caller, role, value)
+    return {role: jnp.asarray(value) for role, value in operands.items()}

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading the arguments that cuDNN's convolution attributes have, by cuDNN's names for them."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ._arguments import Caller, parse_ints
 
@@ -19,9 +23,13 @@ def parse_geometry(
     dilation: Any,
     convolution_mode: Any,
     compute_data_type: Any,
+    sums: str,
 ) -> dict[str, Any]:
-    """Read what cuDNN's convolution attributes say into fields of `ConvSpec`."""
-    _check_compute_data_type(caller, compute_data_type)
+    """Read what cuDNN's convolution attributes say into fields of `ConvSpec`.
+
+    `sums` is the dtype in which products are summed, which is not the user's to choose.
+    """
+    _check_compute_data_type(caller, compute_data_type, sums)
     sides = {"padding": padding, "pre_padding": pre_padding, "post_padding": post_padding}
     given = {name: value for name, value in sides.items() if value is not None}
     if [*given] not in (["padding"], ["pre_padding", "post_padding"]):
@@ -44,6 +52,40 @@ def parse_geometry(
     }
 
 
+def parse_descales(
+    caller: Caller, descales: Mapping[str, ArrayLike | None], result_dtype: str
+) -> jax.Array | None:
+    """Read factors of the sums into one, in float32 or, for a float64 result, in float64."""
+    given = {name: value for name, value in descales.items() if value is not None}
+    if not given:
+        return None
+    if not jnp.issubdtype(result_dtype, jnp.floating):
+        raise TypeError(
+            f"{caller}: {' and '.join(given)} must be for a floating-point result, got one of "
+            f"{result_dtype}; give preferred_element_type"
+        )
+    product = jnp.ones((), "float64" if result_dtype == "float64" else "float32")
+    for name, value in given.items():
+        try:
+            factor = jnp.asarray(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{caller}: {name} must be a number, got {value!r}; leave it out for 1"
+            ) from error
+        if factor.shape or not _is_real(factor):
+            raise ValueError(
+                f"{caller}: {name} must be a real number for the whole array, got shape "
+                f"{factor.shape} and dtype {factor.dtype}; multiply the result by what differs "
+                f"between channels"
+            )
+        product *= factor.astype(product.dtype)
+    return product
+
+
+def _is_real(array: jax.Array) -> bool:
+    return any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer))
+
+
 def _is_convolution(caller: Caller, mode: Any) -> bool:
     """Read cuDNN's convolution mode, of which the one called convolution reverses the window."""
     name = _enumerator(caller, "convolution_mode", mode)
@@ -55,15 +97,18 @@ def _is_convolution(caller: Caller, mode: Any) -> bool:
     return name == "CONVOLUTION"
 
 
-def _check_compute_data_type(caller: Caller, data_type: Any) -> None:
-    """Accept what means float32, in JAX's words or in cuDNN's, or leaves the choice open."""
+def _check_compute_data_type(caller: Caller, data_type: Any, sums: str) -> None:
+    """Accept what means the dtype `sums`, in JAX's words or in cuDNN's, or leaves it open."""
     if data_type is None:
         return
     is_dtype = isinstance(data_type, (type, np.dtype))
     name = np.dtype(data_type).name if is_dtype else data_type
-    if _enumerator(caller, "compute_data_type", name) not in ("FLOAT", "FLOAT32", "NOT_SET"):
+    meant = _enumerator(caller, "compute_data_type", name)
+    cudnn = {"float32": "FLOAT", "float64": "DOUBLE"}.get(sums, sums.upper())
+    if meant not in ("NOT_SET", cudnn, sums.upper()):
         raise NotImplementedError(
-            f"{caller}: compute_data_type must be float32, got {data_type!r}; leave it out"
+            f"{caller}: compute_data_type must be {sums} for these dtypes, got {data_type!r}; "
+            f"leave it out"
         )
 
 

@@ -1,38 +1,114 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dtypes that convolutions take, and the precision that each is computed with."""
+"""The dtypes that convolutions take: what products are summed in, and what cuDNN is given.
+
+Whatever `lax` takes, this takes. cuDNN multiplies operands of one dtype and writes a result of one
+dtype, in the pairs of `CUDNN`. Any other convolution is given to it in a pair that changes no
+number on the way: one that both operands are converted to without rounding, and whose result is the
+one that is wanted or the unrounded sum.
+"""
 
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 PrecisionPair = tuple[lax.Precision, lax.Precision]
 
 
-class DType(NamedTuple):
-    """What one dtype of operands and result implies."""
+class Dtypes(NamedTuple):
+    """The dtypes of a convolution's three arrays, and of their gradients."""
 
-    accumulate: str
-    """Name of the dtype that products are summed in, on every platform."""
-
-    rounds_to_tf32: bool
-    """Whether tensor cores may round operands of this dtype to TF32 before they multiply."""
+    x: str
+    w: str
+    y: str
 
 
-DTYPES = {
-    "float16": DType(accumulate="float32", rounds_to_tf32=False),
-    "bfloat16": DType(accumulate="float32", rounds_to_tf32=False),
-    "float32": DType(accumulate="float32", rounds_to_tf32=True),
+class Computation(NamedTuple):
+    """What cuDNN may be given: the dtype of both operands, and that of the result."""
+
+    operands: str
+    result: str
+
+
+_ALL = frozenset({"fprop", "dgrad", "wgrad"})
+CUDNN = {
+    Computation("int8", "int32"): frozenset({"fprop"}),
+    Computation("float16", "float16"): _ALL,
+    Computation("bfloat16", "bfloat16"): _ALL,
+    Computation("float32", "float32"): _ALL,
+    Computation("float64", "float64"): _ALL,
 }
+"""The operations for which precompiled plans of any size exist, the cheaper first. Plans for other
+pairs exist (8-bit floats, float32 sums of 16-bit operands), but only some that each take from 0.3
+to 5 seconds to compile, and not for every size."""
 
 
-def allows_tf32(dtype: str, precision: PrecisionPair) -> bool:
-    """Say whether TF32 is acceptable, as XLA:GPU decides it for `lax.conv_general_dilated`.
+def computation(op: str, first: str, second: str, result: str) -> Computation | None:
+    """Give the cheapest pair in which cuDNN computes an operation on two dtypes, if any."""
+    sums = accumulator(first, second, result)
+    for pair, operations in CUDNN.items():
+        unrounded = is_exact(first, pair.operands) and is_exact(second, pair.operands)
+        if op in operations and unrounded and pair.result in (result, sums):
+            return pair
+    return None
 
-    It is unless one of two float32 operands asks for `Precision.HIGHEST`. 16-bit operands have
-    nothing to round, so nothing is forbidden for them.
+
+def accumulator(first: str, second: str, result: str) -> str:
+    """Give the dtype in which products of two dtypes are summed, whatever computes them.
+
+    Integers wrap around, so that any wide enough integer gives the same result.
     """
-    return not DTYPES[dtype].rounds_to_tf32 or lax.Precision.HIGHEST not in precision
+    if is_integer(result):
+        return result if jnp.iinfo(result).bits >= 32 else "int32"
+    double = {"float64", "complex128"}.intersection((first, second, result))
+    return "float64" if double else "float32"
+
+
+def multiplied_in(first: str, second: str, result: str) -> str:
+    """Give the dtype to which `lax` has operands converted: their own, where it has kernels."""
+    own = first if first == second else None
+    sums = accumulator(first, second, result)
+    return own if own in ("float16", "bfloat16") and sums == "float32" else sums
+
+
+def is_integer(dtype: str) -> bool:
+    """Say whether a dtype is one of integers."""
+    return jnp.issubdtype(dtype, jnp.integer)
+
+
+def is_complex(dtype: str) -> bool:
+    """Say whether a dtype is one of complex numbers."""
+    return jnp.issubdtype(dtype, jnp.complexfloating)
+
+
+def is_exact(dtype: str, target: str) -> bool:
+    """Say whether every number of a dtype is also one of `target`."""
+    if is_integer(target):
+        return dtype == target
+    return _fits(dtype, target, int(jnp.finfo(target).nmant))
+
+
+def _fits(dtype: str, floating: str, fraction_bits: int) -> bool:
+    if is_integer(dtype):
+        return jnp.iinfo(dtype).bits <= fraction_bits + 1
+    source, target = jnp.finfo(dtype), jnp.finfo(floating)
+    return (
+        source.nmant <= fraction_bits
+        and float(source.max) <= float(target.max)
+        and float(source.smallest_subnormal) >= float(target.smallest_subnormal)
+    )
+
+
+def allows_tf32(first: str, second: str, precision: PrecisionPair) -> bool:
+    """Say whether operands given as float32 may be rounded to TF32, which has 10 bits of fraction.
+
+    They may if they are not changed by it, and else, as XLA:GPU decides it for
+    `lax.conv_general_dilated`, unless one of two float32 operands asks for `Precision.HIGHEST`.
+    """
+    rounded = [dtype for dtype in (first, second) if not _fits(dtype, "float32", 10)]
+    forbidden = any(map(is_integer, rounded)) or lax.Precision.HIGHEST in precision
+    return not (rounded and forbidden)
 
 
 def resolve_precision(caller: object, precision: lax.PrecisionLike) -> PrecisionPair:

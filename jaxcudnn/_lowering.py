@@ -9,10 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.interpreters import mlir
 
-from . import _load
-from ._spec import ConvSpec, Layout, Role
+from . import _integers, _load
+from ._dtypes import allows_tf32, computation, is_integer
+from ._spec import ROLES, ConvSpec, Layout, Role
+from ._splitting import compute_in_pieces
 
 WORKSPACE_LIMIT = 1 << 30
 """Bytes; on a machine with a GPU, plans that need more scratch memory are not considered."""
@@ -24,42 +27,85 @@ plan is then chosen where the program runs, among those that fit."""
 LARGEST = 2**31 - 1
 """The largest size, stride, padding or dilation that cuDNN is given."""
 
+MOST_ELEMENTS = 2**31 - 1
+"""The most elements of x or y that one call of cuDNN is given."""
+
+MOST_SPATIAL = 3
+"""The most spatial dimensions that cuDNN takes."""
+
 _ALIGNMENT = 256  # of every part of the workspace, as XLA aligns its own buffers
 
 
-def lower_cuda(
-    op: str, operands: tuple[Role, Role], result: Role, reference: Callable[..., jax.Array]
-) -> Callable[..., Any]:
+def lower_cuda(op: str, reference: Callable[..., jax.Array]) -> Callable[..., Any]:
     """Give the lowering rule for CUDA of one primitive.
 
     Args:
       op: what the extension calls the operation: "fprop", "dgrad" or "wgrad".
-      operands: the roles of the primitive's operands.
-      result: the role of its result.
       reference: the same operation in terms of `lax`, for what cuDNN cannot do.
     """
-    rule = partial(_call, op=op, operands=operands, result=result, reference=reference)
-    return mlir.lower_fun(rule, multiple_results=False)
+    return mlir.lower_fun(partial(_lower, op=op, reference=reference), multiple_results=False)
 
 
-def _call(
+def _lower(
     a: jax.Array,
     b: jax.Array,
     *,
     op: str,
-    operands: tuple[Role, Role],
-    result: Role,
     reference: Callable[..., jax.Array],
     spec: ConvSpec,
     layout: Layout,
 ) -> jax.Array:
+    """Compute by cuDNN, whole or in pieces, or else by `lax`."""
+    *operands, result = ROLES[op]
+    computed = None
+    if _suits_cudnn(spec):
+        computed = compute_in_pieces(
+            dict(zip(operands, (a, b), strict=True)),
+            spec=spec,
+            layout=layout,
+            limit=MOST_ELEMENTS,
+            compute=lambda arrays, piece: _lower(
+                *(arrays[role] for role in operands),
+                op=op, reference=reference, spec=piece, layout=layout,
+            ),
+        )  # fmt: skip
+        if computed is None:
+            computed = _call(a, b, op=op, spec=spec, layout=layout)
+    if computed is None:
+        integers = is_integer(spec.dtype(result))
+        convolve = _integers.convolve if integers else lax.conv_general_dilated
+        computed = reference(a, b, spec=spec, layout=layout, convolve=convolve)
+    return computed
+
+
+def _suits_cudnn(spec: ConvSpec) -> bool:
+    """Say whether cuDNN may be asked: it takes neither empty arrays nor numbers beyond 32 bits.
+
+    It does not refuse the latter but loses their high bits, and divides by what is left. Symbolic
+    sizes, as `jax.export` has them, are not known when it would have to be asked.
+    """
+    sizes = (*spec.x_shape, *spec.w_shape)
+    if not all(isinstance(size, int) for size in sizes):
+        return False
+    padded = (size + sum(pads) for size, pads in zip(spec.x_shape[2:], spec.padding, strict=True))
+    numbers = (*sizes, *padded, *spec.strides, *spec.dilation)
+    if not 1 <= spec.num_spatial <= MOST_SPATIAL or max(numbers) > LARGEST:
+        return False
+    return 0 not in (*sizes, *spec.y_shape)
+
+
+def _call(
+    a: jax.Array, b: jax.Array, *, op: str, spec: ConvSpec, layout: Layout
+) -> jax.Array | None:
+    """Call cuDNN, or give None if it has no plan."""
+    *operands, result = ROLES[op]
     attributes = _attributes(op, spec)
-    dtype = jnp.dtype(spec.dtype)
-    filter_bytes = math.prod(spec.w_shape) * dtype.itemsize
-    workspace = _workspace(attributes, filter_bytes) if _suits_cudnn(attributes) else None
-    if workspace is None:
-        return reference(a, b, spec=spec, layout=layout)
-    out = jax.ShapeDtypeStruct(layout.to_array(result, spec.shape(result)), dtype)
+    workspace = _workspace(attributes) if attributes else None
+    if attributes is None or workspace is None:
+        return None
+    out = jax.ShapeDtypeStruct(
+        layout.to_array(result, spec.shape(result)), attributes["result_dtype"]
+    )
     call = jax.ffi.ffi_call(
         _load.TARGET,
         (out, jax.ShapeDtypeStruct((workspace,), jnp.uint8)),
@@ -67,26 +113,14 @@ def _call(
         output_layouts=[layout.memory_order(result), (0,)],
     )
     # The workspace is a result only so that XLA plans its memory with everything else.
-    return call(a, b, **{name: _ffi_attribute(value) for name, value in attributes.items()})[0]
+    computed, _ = call(
+        *(lax.convert_element_type(operand, attributes["dtype"]) for operand in (a, b)),
+        **{name: _ffi_attribute(value) for name, value in attributes.items()},
+    )
+    return lax.convert_element_type(computed, spec.dtype(result))
 
 
-def _suits_cudnn(attributes: dict[str, Any]) -> bool:
-    """Say whether cuDNN may be asked: it takes neither empty arrays nor numbers beyond 32 bits.
-
-    It does not refuse the latter but loses their high bits, and divides by what is left. Symbolic
-    sizes, as `jax.export` has them, are not known when it would have to be asked.
-    """
-    lists = [value for value in attributes.values() if isinstance(value, list)]
-    if not all(isinstance(number, int) for numbers in lists for number in numbers):
-        return False
-    sides = (attributes[name] for name in ("pre_padding", "post_padding"))
-    padded = map(sum, zip(attributes["x"][2:], *sides, strict=True))
-    if max(*padded, *(number for numbers in lists for number in numbers)) > LARGEST:
-        return False
-    return not any(0 in attributes[role] for role in "xwy")
-
-
-def _workspace(attributes: dict[str, Any], filter_bytes: int) -> int | None:
+def _workspace(attributes: dict[str, Any]) -> int | None:
     """Give the bytes of scratch memory to reserve, or None if cuDNN has no plan.
 
     Beside what the plan needs there is room for a copy of the filter: filters are often slices of
@@ -101,6 +135,8 @@ def _workspace(attributes: dict[str, Any], filter_bytes: int) -> int | None:
         if plan is None:
             return None
         needed = plan.workspace_size
+    filter_dtype = attributes["result_dtype" if attributes["op"] == "wgrad" else "dtype"]
+    filter_bytes = math.prod(attributes["w"]) * jnp.dtype(filter_dtype).itemsize
     return _round_up(needed) + _round_up(filter_bytes)
 
 
@@ -108,12 +144,16 @@ def _round_up(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _attributes(op: str, spec: ConvSpec) -> dict[str, Any]:
-    """Describe a convolution as the extension reads it, with at least two spatial dimensions.
+def _attributes(op: str, spec: ConvSpec) -> dict[str, Any] | None:
+    """Describe a convolution as the extension reads it, or give None for dtypes that it lacks.
 
-    A missing one comes first: with the long dimension first instead, cuDNN has no tensor-core plan
-    for some filter gradients.
+    There are at least two spatial dimensions. A missing one comes first: with the long dimension
+    first instead, cuDNN has no tensor-core plan for some filter gradients.
     """
+    dtypes = [spec.dtype(role) for role in ROLES[op]]
+    pair = computation(op, *dtypes)
+    if pair is None:
+        return None
     missing = max(0, 2 - spec.num_spatial)
     one, zero = [1] * missing, [0] * missing
 
@@ -131,8 +171,9 @@ def _attributes(op: str, spec: ConvSpec) -> dict[str, Any]:
         "post_padding": [*zero, *(high for _, high in spec.padding)],
         "dilation": [*one, *spec.dilation],
         "flip": spec.flip,
-        "dtype": spec.dtype,
-        "allow_tf32": spec.allow_tf32,
+        "dtype": pair.operands,
+        "result_dtype": pair.result,
+        "allow_tf32": allows_tf32(dtypes[0], dtypes[1], spec.precision),
         "workspace_limit": WORKSPACE_LIMIT,
     }
 

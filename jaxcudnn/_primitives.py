@@ -32,7 +32,7 @@ from jax.interpreters import ad, batching, mlir, xla
 
 from . import _lowering, _reference
 from ._axes import fold, unfold
-from ._spec import ConvSpec, Layout, Role
+from ._spec import ROLES, ConvSpec, Layout, Role
 
 conv_fprop_p = Primitive("conv_fprop")
 conv_dgrad_p = Primitive("conv_dgrad")
@@ -41,15 +41,18 @@ conv_wgrad_p = Primitive("conv_wgrad")
 
 class _Operation(NamedTuple):
     primitive: Primitive
-    operands: tuple[Role, Role]
     name: str
     reference: Callable[..., jax.Array]
 
+    @property
+    def operands(self) -> tuple[Role, Role]:
+        return ROLES[self.name][:2]
+
 
 _COMPUTING: dict[Role, _Operation] = {
-    "y": _Operation(conv_fprop_p, ("x", "w"), "fprop", _reference.fprop),
-    "x": _Operation(conv_dgrad_p, ("y", "w"), "dgrad", _reference.dgrad),
-    "w": _Operation(conv_wgrad_p, ("x", "y"), "wgrad", _reference.wgrad),
+    "y": _Operation(conv_fprop_p, "fprop", _reference.fprop),
+    "x": _Operation(conv_dgrad_p, "dgrad", _reference.dgrad),
+    "w": _Operation(conv_wgrad_p, "wgrad", _reference.wgrad),
 }
 
 
@@ -102,12 +105,14 @@ def _abstract_eval(
 ) -> ShapedArray:
     for aval, role in zip((a, b), _COMPUTING[result].operands, strict=True):
         expected = layout.to_array(role, spec.shape(role))
-        assert aval.shape == expected and aval.dtype == spec.dtype, (aval, role, expected, spec)
+        dtype = spec.dtype(role)
+        assert aval.shape == expected and aval.dtype == dtype, (aval, role, expected, spec)
     _refuse_explicit(a, b)
     assert a.manual_axis_type.varying == b.manual_axis_type.varying, (a, b)
     # An update, and not a new aval, keeps the mesh axes over which the operands vary.
     return a.update(
         shape=layout.to_array(result, spec.shape(result)),
+        dtype=jnp.dtype(spec.dtype(result)),
         weak_type=a.weak_type and b.weak_type,
     )
 
@@ -187,7 +192,7 @@ def _batch(
     _refuse_explicit(*map(jax.typeof, arrays))
     b = next(operands[role].shape[axis] for role, axis in mapped.items())
     if b == 0:  # no number of groups is 0 times another
-        empty = jnp.zeros((0, *layout.to_array(result, spec.shape(result))), spec.dtype)
+        empty = jnp.zeros((0, *layout.to_array(result, spec.shape(result))), spec.dtype(result))
         return _cast_varying(empty, _varying(arrays[0])), 0
 
     folds = _folds(spec, frozenset({result, *mapped}))
@@ -212,7 +217,7 @@ def _register(result: Role, operation: _Operation) -> None:
     ad.primitive_jvps[primitive] = partial(_jvp, result=result)
     batching.primitive_batchers[primitive] = partial(_batch, result=result)
     mlir.register_lowering(primitive, mlir.lower_fun(operation.reference, multiple_results=False))
-    cuda = _lowering.lower_cuda(operation.name, operation.operands, result, operation.reference)
+    cuda = _lowering.lower_cuda(operation.name, operation.reference)
     mlir.register_lowering(primitive, cuda, platform="cuda")
 
 

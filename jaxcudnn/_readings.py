@@ -45,9 +45,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import _primitives
+from . import _numbers
 from ._axes import fold, unfold
-from ._dtypes import PrecisionPair
+from ._dtypes import Dtypes, PrecisionPair
 from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent
 
 LARGE_WINDOW = 32 * 32
@@ -70,6 +70,8 @@ class Call:
     layout: Layout
     """Of lhs as x, rhs as w and the output as y."""
     dtype: str
+    """Of lhs and rhs."""
+    result_dtype: str
     precision: PrecisionPair
 
     @property
@@ -104,7 +106,7 @@ def convolve(lhs: jax.Array, rhs: jax.Array, call: Call) -> jax.Array:
     """Compute a call through the reading that suits it best."""
     if 0 in (*call.lhs_shape, *call.rhs_shape, *call.out_shape):
         # An empty sum is zero, also where the window is empty, which no reading describes.
-        return jnp.zeros(call.layout.to_array("y", call.out_shape), call.dtype)
+        return jnp.zeros(call.layout.to_array("y", call.out_shape), call.result_dtype)
     readings = [kind(call) for kind in _possible(call)]
     smallest = min((reading.window for reading in readings), default=0)
     best = min(readings, key=lambda reading: reading.cost(smallest), default=None)
@@ -175,6 +177,8 @@ class _Reading:
 
     def _spec(self, x: Shape, w: Shape, y: Shape, **geometry) -> ConvSpec:
         """Give the spec, with a high padding that gives y its size."""
+        dtypes = dict.fromkeys((self.lhs, self.rhs), self.call.dtype)
+        dtypes[self.result] = self.call.result_dtype
         strides, dilation, low = (geometry.pop(name) for name in ("strides", "dilation", "low"))
         pads = tuple(
             (lo, _high(t * (out - 1) + extent(window, e) - size - lo, t))
@@ -189,7 +193,7 @@ class _Reading:
             dilation=dilation,
             padding=pads,
             groups=self.call.groups,
-            dtype=self.call.dtype,
+            dtypes=Dtypes(**dtypes),
             precision=self.call.precision,
             **geometry,
         )
@@ -315,8 +319,8 @@ def _compute_cropped(arrays: dict[Role, jax.Array], spec: ConvSpec, layout: Layo
     if "x" in arrays:
         if shape != spec.x_shape:
             arrays = arrays | {"x": lax.slice(arrays["x"], first, last)}
-        return _primitives.compute(arrays, spec=cropped, layout=layout)
-    inner = _primitives.compute(arrays, spec=cropped, layout=layout)
+        return _numbers.compute(arrays, spec=cropped, layout=layout)
+    inner = _numbers.compute(arrays, spec=cropped, layout=layout)
     if shape == spec.x_shape:
         return inner
     whole = layout.to_array("x", spec.x_shape)
@@ -371,7 +375,7 @@ def _by_phases(lhs: jax.Array, rhs: jax.Array, call: Call, dimension: int) -> ja
         parts.append(part)
     shape = list(call.layout.to_array("y", call.out_shape))
     shape[axis] = longest
-    zeros = jnp.zeros(shape, call.dtype)
+    zeros = jnp.zeros(shape, call.result_dtype)
     whole = [zeros if part is None else _lengthened(part, axis, longest) for part in parts]
     shape[axis] = longest * phases
     interleaved = jnp.stack(whole, axis + 1).reshape(shape)

@@ -30,29 +30,43 @@ the second again being what gives size R; it is at most hi, and where it is nega
 With G groups, fprop is grouped by feature. So is dgrad, for which each group's K / G outputs become
 its inputs. In wgrad the groups of x stand where a batch does, and it is grouped by batch.
 
+Integers that XLA's GPU compiler has no convolution for, which is all of them, are convolved by
+`_integers` there, which takes what `lax.conv_general_dilated` takes.
+
 These are formulas, and not `jax.vjp` or `jax.linear_transpose` of fprop, because a derivative that
 is taken while lowering inside `jax.shard_map` does not know which mesh axes its operands vary over,
 and then sums over devices what must not be summed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ._axes import fold, unfold
-from ._dtypes import DTYPES
+from ._dtypes import PrecisionPair, accumulator, is_integer, multiplied_in
 from ._spec import ConvSpec, Layout
 
+Convolve = Callable[..., jax.Array]
 
-def fprop(x: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.Array:
+
+def fprop(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    spec: ConvSpec,
+    layout: Layout,
+    convolve: Convolve = lax.conv_general_dilated,
+) -> jax.Array:
     """Compute y from x and w."""
     return _convolve(
         x,
         _oriented(w, spec, layout),
+        convolve=convolve,
         shape=layout.to_array("y", spec.y_shape),
-        spec=spec,
+        dtype=spec.dtype("y"),
+        precision=spec.precision,
         dimension_numbers=(layout.x, layout.w, layout.y),
         window_strides=spec.strides,
         padding=spec.padding,
@@ -61,7 +75,14 @@ def fprop(x: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.
     )
 
 
-def dgrad(dy: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.Array:
+def dgrad(
+    dy: jax.Array,
+    w: jax.Array,
+    *,
+    spec: ConvSpec,
+    layout: Layout,
+    convolve: Convolve = lax.conv_general_dilated,
+) -> jax.Array:
     """Compute dx from dy and w."""
     o, i, *window = layout.w
     w = lax.rev(_oriented(w, spec, layout), window)
@@ -75,8 +96,10 @@ def dgrad(dy: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax
     dx = _convolve(
         dy,
         w,
+        convolve=convolve,
         shape=layout.to_array("x", larger),
-        spec=spec,
+        dtype=spec.dtype("x"),
+        precision=spec.precision,
         dimension_numbers=(layout.y, (i, o, *window), layout.x),
         window_strides=(1,) * spec.num_spatial,
         padding=[(max(0, low), max(0, high)) for low, high in pads],
@@ -87,7 +110,14 @@ def dgrad(dy: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax
     return _trimmed(dx, [surplus[layout.x.index(axis)] for axis in range(dx.ndim)])
 
 
-def wgrad(x: jax.Array, dy: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.Array:
+def wgrad(
+    x: jax.Array,
+    dy: jax.Array,
+    *,
+    spec: ConvSpec,
+    layout: Layout,
+    convolve: Convolve = lax.conv_general_dilated,
+) -> jax.Array:
     """Compute dw from x and dy."""
     pads = [
         (lo, s * (p - 1) + 1 + d * (r - 1) - n - lo)
@@ -97,8 +127,10 @@ def wgrad(x: jax.Array, dy: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax
     dw = _convolve(
         _trimmed(x, [unused[layout.x.index(axis)] for axis in range(x.ndim)]),
         dy,
+        convolve=convolve,
         shape=layout.to_array("w", spec.w_shape),
-        spec=spec,
+        dtype=spec.dtype("w"),
+        precision=spec.precision,
         dimension_numbers=tuple(
             (second, first, *spatial) for first, second, *spatial in (layout.x, layout.y, layout.w)
         ),
@@ -137,20 +169,22 @@ def _convolve(
     lhs: jax.Array,
     rhs: jax.Array,
     *,
+    convolve: Convolve,
     shape: Sequence[int],
-    spec: ConvSpec,
+    dtype: str,
+    precision: PrecisionPair,
     dimension_numbers: Sequence[Sequence[int]],
     **params,
 ) -> jax.Array:
     # An empty sum is zero. XLA refuses some empty windows, and the formulas above presume P > 0.
     if 0 in (*lhs.shape, *rhs.shape, *shape):
-        return jnp.zeros(shape, spec.dtype)
-    y = lax.conv_general_dilated(
-        lhs,
-        rhs,
+        return jnp.zeros(shape, dtype)
+    given = lhs.dtype.name, rhs.dtype.name, dtype
+    y = convolve(
+        *(lax.convert_element_type(operand, multiplied_in(*given)) for operand in (lhs, rhs)),
         dimension_numbers=lax.ConvDimensionNumbers(*map(tuple, dimension_numbers)),
-        precision=spec.precision,
-        preferred_element_type=DTYPES[spec.dtype].accumulate,
+        precision=lax.Precision.HIGHEST if any(map(is_integer, given[:2])) else precision,
+        preferred_element_type=accumulator(*given),
         **params,
     )
-    return lax.convert_element_type(y, spec.dtype)
+    return lax.convert_element_type(y, dtype)

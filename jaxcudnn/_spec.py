@@ -5,9 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ._dtypes import PrecisionPair, allows_tf32
+from ._dtypes import Dtypes, PrecisionPair
 
 Role = str  # "x", "w" or "y"
+ROLES: dict[str, tuple[Role, Role, Role]] = {
+    "fprop": ("x", "w", "y"),
+    "dgrad": ("y", "w", "x"),
+    "wgrad": ("x", "y", "w"),
+}
+"""The roles of each operation's operands and, last, of its result."""
 Shape = tuple[int, ...]
 Pads = tuple[tuple[int, int], ...]
 
@@ -31,7 +37,7 @@ class ConvSpec:
     groups: int
     flip: bool
     """Whether the window is reversed before it slides, which cuDNN calls CONVOLUTION."""
-    dtype: str
+    dtypes: Dtypes
     precision: PrecisionPair
 
     @property
@@ -55,14 +61,13 @@ class ConvSpec:
         """How many spatial dimensions there are."""
         return len(self.strides)
 
-    @property
-    def allow_tf32(self) -> bool:
-        """Whether float32 operands may be rounded to TF32."""
-        return allows_tf32(self.dtype, self.precision)
-
     def shape(self, role: Role) -> Shape:
         """Give the logical shape of x, w or y, and so of its gradient."""
         return getattr(self, f"{role}_shape")
+
+    def dtype(self, role: Role) -> str:
+        """Give the dtype of x, w or y, and so of its gradient."""
+        return getattr(self.dtypes, role)
 
 
 class Layout(NamedTuple):

@@ -62,6 +62,7 @@ def layer(op, x=(8, 64, 56, 56), w=(128, 64, 3, 3), padding=1, **changes):
     """The attributes of an ordinary layer with stride 1."""
     spatial = len(x) - 2
     out = [size + 2 * padding - window + 1 for size, window in zip(x[2:], w[2:], strict=True)]
+    dtype = changes.setdefault("dtype", "bfloat16")
     return {
         "op": op,
         "x": list(x),
@@ -72,7 +73,7 @@ def layer(op, x=(8, 64, 56, 56), w=(128, 64, 3, 3), padding=1, **changes):
         "post_padding": [padding] * spatial,
         "dilation": [1] * spatial,
         "flip": False,
-        "dtype": "bfloat16",
+        "result_dtype": dtype,
         "allow_tf32": True,
         "workspace_limit": 1 << 30,
         **changes,
@@ -232,7 +233,7 @@ class TestAttributes:
         ("changes", "text"),
         [
             ({"op": "conv"}, "unknown operation 'conv'"),
-            ({"dtype": "int8"}, "unknown dtype 'int8'"),
+            ({"dtype": "int3"}, "unknown dtype 'int3'"),
             ({"x": [8, 64, 56]}, "x, w and y must have two more dimensions than stride, got op="),
             ({"w": [128, 64, 3, 0]}, r"sizes must be positive, got .* w=\(128,64,3,0\)"),
             ({"y": [8, 128, 57, 56]}, "y must have the size that x, w, stride, padding and dil"),

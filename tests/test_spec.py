@@ -18,6 +18,7 @@ import jaxcudnn
 from cases import Case, parametrize
 from jaxcudnn import _arguments, _primitives, _readings
 from jaxcudnn._arguments import Caller
+from jaxcudnn._dtypes import Dtypes
 from jaxcudnn._spec import ConvSpec, Layout
 
 CALLER = Caller("test", x="x", w="w", y="y")
@@ -30,7 +31,7 @@ SPEC = ConvSpec(
     dilation=(1, 2),
     groups=2,
     flip=False,
-    dtype="float32",
+    dtypes=Dtypes("float32", "float32", "float32"),
     precision=DEFAULT,
 )
 CHANGES = {
@@ -41,7 +42,7 @@ CHANGES = {
     "dilation": (2, 1),
     "groups": 1,
     "flip": True,
-    "dtype": "bfloat16",
+    "dtypes": Dtypes("float32", "float32", "bfloat16"),
     "precision": (lax.Precision.HIGHEST, lax.Precision.DEFAULT),
 }
 

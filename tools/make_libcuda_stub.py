@@ -16,9 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-SUCCEED = frozenset(
-    "cuInit cuLibraryLoadData cuLibraryGetKernel cuKernelGetFunction cuFuncSetAttribute".split()
-)
+SUCCEED = frozenset({"cuInit", "cuFuncSetAttribute"})
+HAND_OUT = frozenset({"cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction"})
+"""They succeed too, and write a handle to their first argument: cuDNN refuses a null one."""
 VERSION = 13000  # what cuDriverGetVersion reports: CUDA 13.0
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
@@ -50,6 +50,8 @@ def source(names: list[str]) -> str:
     for name in names:
         if name == "cuDriverGetVersion":
             lines.append(f"int {name}(int* version) {{ *version = {VERSION}; return 0; }}")
+        elif name in HAND_OUT:
+            lines.append(f"int {name}(void** handle) {{ *handle = (void*)&{name}; return 0; }}")
         else:
             lines.append(f"int {name}() {{ return {0 if name in SUCCEED else NO_DEVICE}; }}")
     return "\n".join(lines) + "\n"

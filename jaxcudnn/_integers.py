@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions of integers where XLA has none: a sum of matrix products, one for each tap.
+
+With the names of `_readings`, and lhs already spread out and padded so that its position is
+s p + d r: the product of tap r is a matrix product, over input channels, of the positions
+d r, d r + s, ... of lhs with the filter's tap r. Integers wrap around in any order of summation.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ._spec import extent
+
+
+def convolve(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    *,
+    dimension_numbers: lax.ConvDimensionNumbers,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: Any = None,
+    preferred_element_type: str,
+) -> jax.Array:
+    """Compute what `lax.conv_general_dilated` computes; `precision` means nothing for integers."""
+    ones = (1,) * len(window_strides)
+    lhs_dilation, rhs_dilation = lhs_dilation or ones, rhs_dilation or ones
+    x = lhs.transpose(dimension_numbers.lhs_spec)
+    w = rhs.transpose(dimension_numbers.rhs_spec)
+    widths = [(low, high, b - 1) for (low, high), b in zip(padding, lhs_dilation, strict=True)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *widths])
+    out = [
+        (size - extent(window, d)) // s + 1
+        for size, window, d, s in zip(
+            x.shape[2:], w.shape[2:], rhs_dilation, window_strides, strict=True
+        )
+    ]
+    groups = feature_group_count * batch_group_count
+    total = None
+    for r in itertools.product(*map(range, w.shape[2:])):
+        starts = [tap * d for tap, d in zip(r, rhs_dilation, strict=True)]
+        stops = [
+            start + s * (size - 1) + 1
+            for start, s, size in zip(starts, window_strides, out, strict=True)
+        ]
+        seen = lax.slice(x, (0, 0, *starts), (*x.shape[:2], *stops), (1, 1, *window_strides))
+        # Groups first: those of channels, or those of images, of which the other is 1.
+        n = seen.shape[0]
+        seen = seen.reshape(
+            batch_group_count, n // batch_group_count, feature_group_count, -1, *out
+        )
+        tap = w[(slice(None), slice(None), *r)].reshape(groups, -1, w.shape[1])
+        product = jnp.einsum(
+            "bnfc...,bfoc->nbfo...",
+            seen,
+            tap.reshape(batch_group_count, feature_group_count, *tap.shape[1:]),
+            preferred_element_type=preferred_element_type,
+        )
+        total = product if total is None else total + product
+    assert total is not None  # no window is empty
+    images = lhs.shape[dimension_numbers.lhs_spec[0]] // batch_group_count
+    return total.reshape(images, w.shape[0], *out).transpose(_inverse(dimension_numbers.out_spec))
+
+
+def _inverse(axes: Sequence[int]) -> list[int]:
+    return sorted(range(len(axes)), key=axes.__getitem__)
