@@ -25,7 +25,8 @@ def test_jitted_values_and_vjp_are_the_definition(case: Case):
     dy = normal(3, case.y_shape, "float32")
     known = {"x": x, "w": w, "y": dy}
     for role, result in zip("yxw", derivatives(x, w, dy), strict=True):
-        exact, magnitude = oracle.compute(role, *(known[r] for r in OPERANDS[role]), case)
+        a, b = (known[operand] for operand in OPERANDS[role])
+        exact, magnitude = oracle.compute(role, a, b, case)
         assert_close(result, exact, magnitude, dtype="float32", length=case.lengths[role])
 
 
