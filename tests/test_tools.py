@@ -305,5 +305,11 @@ def test_hooks_and_dev_extra_pin_the_same_versions():
     pins = dict(re.findall(r'"(ruff|clang-format)==([\d.]+)"', hooks))
     extra = project["project"]["optional-dependencies"]["dev"]
     assert pins and {f"{name}=={version}" for name, version in pins.items()} <= set(extra)
-    nanobind = [line for line in project["build-system"]["requires"] if "nanobind" in line]
-    assert set(nanobind) <= set(extra)
+    both = [
+        line
+        for line in project["build-system"]["requires"]
+        if re.match("nanobind|nvidia-cudnn-frontend", line)
+    ]
+    assert len(both) == 2 and set(both) <= set(extra)
+    (frontend,) = (line for line in both if "frontend" in line)
+    assert f"Install {frontend} from" in (ROOT / "CMakeLists.txt").read_text()

@@ -13,6 +13,7 @@
 #include "check.h"
 #include "error.h"
 #include "fields.h"
+#include "threads.h"
 
 namespace jaxcudnn {
 
@@ -24,6 +25,7 @@ struct Key {
 
 namespace {
 
+using testing::InThreads;
 using testing::Throws;
 
 using Cache = PlanCache<Key, std::string>;
@@ -172,20 +174,6 @@ void OtherFailuresAreTriedAgain() {
     CHECK(thrown);
   }
   CHECK(CountersAre(cache, 0, 2, 0, 0));
-}
-
-template <typename Body>
-void InThreads(int count, const Body& body) {
-  std::atomic<int> waiting{count};
-  std::vector<std::thread> threads;
-  for (int i = 0; i < count; ++i) {
-    threads.emplace_back([&, i] {
-      --waiting;
-      while (waiting > 0) std::this_thread::yield();
-      body(i);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
 }
 
 void ThreadsThatAskForOneKeyBuildItOnce() {
