@@ -6,14 +6,12 @@ from contextlib import nullcontext
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from . import _arguments, _cudnn_arguments, _primitives, _readings
+from . import _arguments, _calls, _cudnn_arguments, _primitives
 from ._arguments import Caller
 from ._dtypes import resolve_precision
-from ._readings import Call
 from ._spec import Role
 
 _LAX = Caller(
@@ -100,35 +98,21 @@ def conv_general_dilated(
         ... ).shape
         (8, 16, 16, 16)
     """
-    operands = _as_arrays(_LAX, {"x": lhs, "w": rhs})
-    num_spatial, dtype = _arguments.check_operands(_LAX, operands)
-    _arguments.check_built(
-        _LAX, dtype, preferred_element_type=preferred_element_type, out_sharding=out_sharding
+    return _calls.general(
+        _LAX,
+        lhs,
+        rhs,
+        window_strides,
+        padding,
+        lhs_dilation,
+        rhs_dilation,
+        dimension_numbers,
+        feature_group_count,
+        batch_group_count,
+        precision,
+        preferred_element_type,
+        out_sharding,
     )
-    layout = _arguments.parse_layout(_LAX, dimension_numbers, num_spatial)
-    lhs_shape, rhs_shape = (layout.to_logical(role, a.shape) for role, a in operands.items())
-
-    def factors(name: str, value: Sequence[int] | None) -> tuple[int, ...]:
-        value = (1,) * num_spatial if value is None else value
-        return _arguments.parse_ints(_LAX, name, value, num_spatial, minimum=1)
-
-    strides = _arguments.parse_ints(_LAX, _LAX.strides, window_strides, num_spatial, minimum=1)
-    spread, dilation = factors("lhs_dilation", lhs_dilation), factors(_LAX.dilation, rhs_dilation)
-    call = Call(
-        lhs_shape=lhs_shape,
-        rhs_shape=rhs_shape,
-        strides=strides,
-        padding=_arguments.parse_padding(_LAX, padding, lhs_shape, rhs_shape, strides, dilation),
-        lhs_dilation=spread,
-        rhs_dilation=dilation,
-        feature_groups=_arguments.parse_int(_LAX, _LAX.groups, feature_group_count),
-        batch_groups=_arguments.parse_int(_LAX, "batch_group_count", batch_group_count),
-        layout=layout,
-        dtype=dtype,
-        precision=resolve_precision(_LAX, precision),
-    )
-    _arguments.check_call(_LAX, call)
-    return _readings.convolve(operands["x"], operands["w"], call)
 
 
 def conv_fprop(
@@ -339,7 +323,7 @@ def _cudnn(
     **geometry: Any,
 ) -> jax.Array:
     """Compute the role that `operands` leaves out; unless it is y, the caller says how large."""
-    arrays = _as_arrays(caller, operands)
+    arrays = _calls.as_arrays(caller, operands)
     num_spatial, dtype = _arguments.check_operands(caller, arrays)
     layout = _arguments.parse_layout(caller, dimension_numbers, num_spatial)
     shapes = {role: layout.to_logical(role, a.shape) for role, a in arrays.items()}
@@ -358,9 +342,3 @@ def _cudnn(
     _arguments.check_name(caller, name)
     with jax.named_scope(name) if name else nullcontext():
         return _primitives.compute(arrays, spec=spec, layout=layout)
-
-
-def _as_arrays(caller: Caller, operands: Mapping[Role, ArrayLike]) -> dict[Role, jax.Array]:
-    for role, value in operands.items():
-        _arguments.check_is_array(caller, role, value)
-    return {role: jnp.asarray(value) for role, value in operands.items()}

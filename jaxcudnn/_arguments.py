@@ -30,6 +30,13 @@ class Caller(NamedTuple):
     strides: str = "stride"
     dilation: str = "dilation"
     groups: str = "groups"
+    """Empty if the function has none."""
+    inputs: str = "input channels"
+    """Which channels of w are summed over."""
+    order: str = (
+        "if dimension_numbers are not the default, check that they are those of these arrays"
+    )
+    """What to do about channels that do not agree."""
 
     def __str__(self) -> str:
         return f"jaxcudnn.{self.function}"
@@ -53,8 +60,8 @@ def make_spec(
     if channels // groups != inputs:
         raise ValueError(
             f"{caller}: the input channels of {caller.w} must number the channels of {caller.x} "
-            f"divided by {caller.groups}, got {inputs} for {channels} // {groups}; if "
-            f"dimension_numbers are not the default, check that they are those of these arrays"
+            f"divided by {caller.groups}, got {inputs} for {channels} // {groups}; "
+            f"{caller.order}"
         )
     return ConvSpec(x_shape=x_shape, w_shape=w_shape, groups=groups, **fields)
 
@@ -84,8 +91,7 @@ def _infer_groups(caller: Caller, channels: int, inputs: int) -> int:
     if groups < 1 or groups * inputs != channels:
         raise ValueError(
             f"{caller}: the channels of {caller.x} must be a multiple of the input channels of "
-            f"{caller.w}, got {channels} and {inputs}; if dimension_numbers are not the default, "
-            f"check that they are those of these arrays"
+            f"{caller.w}, got {channels} and {inputs}; {caller.order}"
         )
     return groups
 
@@ -100,24 +106,24 @@ def check_loss_shape(caller: Caller, spec: ConvSpec, layout: Layout, y_shape: Sh
         )
 
 
-def check_is_array(caller: Caller, role: Role, value: object) -> None:
+def check_is_array(caller: Caller, name: str, value: object) -> None:
     """Check that `lax` would take the value for an array, which leaves out lists and numbers."""
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")
     if isinstance(value, jax.ShapeDtypeStruct):
         raise TypeError(
-            f"{caller}: {getattr(caller, role)} must be a JAX or NumPy array, got a "
-            f"ShapeDtypeStruct; give that to jax.eval_shape"
+            f"{caller}: {name} must be a JAX or NumPy array, got a ShapeDtypeStruct; give that to "
+            f"jax.eval_shape"
         )
     if is_array and not jnp.issubdtype(getattr(value, "dtype"), jnp.number):  # noqa: B009
         raise TypeError(
-            f"{caller}: {getattr(caller, role)} must hold numbers, got dtype "
+            f"{caller}: {name} must hold numbers, got dtype "
             f"{getattr(value, 'dtype')}; cast it to one of {', '.join(DTYPES)}"  # noqa: B009
         )
     if is_array or hasattr(value, "__jax_array__"):
         return
     raise TypeError(
-        f"{caller}: {getattr(caller, role)} must be a JAX or NumPy array, got "
-        f"{type(value).__name__}; convert it with jax.numpy.asarray"
+        f"{caller}: {name} must be a JAX or NumPy array, got {type(value).__name__}; convert it "
+        f"with jax.numpy.asarray"
     )
 
 
@@ -188,7 +194,7 @@ def check_call(caller: Caller, call: Call) -> None:
     n, channels, *sizes = call.lhs_shape
     outputs, inputs, *_ = call.rhs_shape
     for name, groups in (
-        ("feature_group_count", call.feature_groups), ("batch_group_count", call.batch_groups)
+        (caller.groups, call.feature_groups), ("batch_group_count", call.batch_groups)
     ):  # fmt: skip
         if groups < 1:
             raise ValueError(
@@ -206,8 +212,8 @@ def check_call(caller: Caller, call: Call) -> None:
         )
     if channels % call.feature_groups:
         raise ValueError(
-            f"{caller}: feature_group_count must divide the channels of {caller.x}, got "
-            f"feature_group_count {call.feature_groups} for {channels}; choose a divisor"
+            f"{caller}: {caller.groups} must divide the channels of {caller.x}, got "
+            f"{caller.groups} {call.feature_groups} for {channels}; choose a divisor"
         )
     if n % call.batch_groups:
         raise ValueError(
@@ -215,11 +221,11 @@ def check_call(caller: Caller, call: Call) -> None:
             f"batch_group_count {call.batch_groups} for {n}; choose a divisor"
         )
     if channels // call.feature_groups != inputs:
+        divided = f" divided by {caller.groups}" if caller.groups else ""
+        quotient = f"{channels} // {call.feature_groups}" if caller.groups else f"{channels}"
         raise ValueError(
-            f"{caller}: the input channels of {caller.w} must number the channels of {caller.x} "
-            f"divided by feature_group_count, got {inputs} for {channels} // "
-            f"{call.feature_groups}; if dimension_numbers are not the default, check that they are "
-            f"those of these arrays"
+            f"{caller}: the {caller.inputs} of {caller.w} must number the channels of {caller.x}"
+            f"{divided}, got {inputs} for {quotient}; {caller.order}"
         )
     dilated = [extent(size, b) for size, b in zip(sizes, call.lhs_dilation, strict=True)]
     padded = [size + low + high for size, (low, high) in zip(dilated, call.padding, strict=True)]
@@ -352,6 +358,15 @@ def parse_padding(
     for pair in pairs:
         _check_size(caller, "padding", pair)
     return pairs
+
+
+def check_named_padding(caller: Caller, padding: Any, lhs_dilation: Shape) -> None:
+    """Refuse a padding by name where the input is spread out, as `lax` does."""
+    if isinstance(padding, str) and any(b > 1 for b in lhs_dilation):
+        raise ValueError(
+            f"{caller}: padding must be (low, high) pairs where lhs_dilation is more than 1, got "
+            f"{padding!r} and {lhs_dilation}; write the pairs, or call conv_transpose"
+        )
 
 
 def _named(name: str, size: int, extent: int, stride: int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from jax.core import ShapedArray
 
 import jaxcudnn
 from cases import integers
-from jaxcudnn import _api, _primitives, _readings
+from jaxcudnn import _primitives, _readings
 
 LAYOUTS = {  # of both images and of the filter; letters of positions are put in for *
     "channels first": ("NC*", "OI*"),
@@ -75,7 +75,7 @@ def record_calls(monkeypatch):
         return original(lhs, rhs, call)
 
     original = _readings.convolve
-    monkeypatch.setattr(_api._readings, "convolve", convolve)
+    monkeypatch.setattr(_readings, "convolve", convolve)
     return calls
 
 
