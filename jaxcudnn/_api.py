@@ -55,8 +55,8 @@ def conv_general_dilated(
             `dimension_numbers` gives, and of the dtype of `lhs`.
         window_strides: by how many positions the window advances, for each spatial dimension.
         padding: 'VALID' (none), 'SAME' or 'SAME_LOWER' (as much as makes the output ceil(size /
-            stride), the odd one at the end or at the start), in either case; or a (low, high) pair
-            for each spatial dimension. A negative number crops.
+            stride), the odd one at the end or at the start), in either case and where nothing is
+            spread; or a (low, high) pair for each spatial dimension. A negative number crops.
         lhs_dilation: the distance to which elements of `lhs` are spread, with zeros between them,
             for each spatial dimension; None for 1.
         rhs_dilation: the distance between the filter's taps for each spatial dimension; None for 1.

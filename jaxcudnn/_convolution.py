@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from . import _arguments, _calls, _readings, _torch_arguments
 from ._arguments import Caller
 from ._calls import Operands
-from ._dtypes import resolve_precision
+from ._dtypes import DTYPES, resolve_precision
 from ._spec import ConvSpec, Shape
 
 _TORCH = Caller(
@@ -102,7 +102,6 @@ def convolution(
     if bias is not None:
         channels = operands.rhs_shape[1] * groups if transposed else operands.rhs_shape[0]
         bias = _torch_arguments.parse_bias(caller, bias, operands.dtype, channels)
-        bias = bias.reshape(1, channels, *(1,) * operands.num_spatial)
     _torch_arguments.check_sizes(caller, operands.lhs_shape[2:], operands.rhs_shape[2:])
     if transposed:
         y = _transposed(
@@ -125,7 +124,13 @@ def convolution(
             feature_groups=groups,
             precision=precision,
         )
-    return y if bias is None else y + bias
+    return y if bias is None else y + _per_channel(bias, y)
+
+
+def _per_channel(bias: jax.Array, y: jax.Array) -> jax.Array:
+    """Spread a bias over y, in the dtype in which its gradient is then summed over y."""
+    bias = lax.convert_element_type(bias, DTYPES[str(y.dtype)].accumulate)
+    return lax.convert_element_type(lax.broadcast_in_dim(bias, y.shape, (1,)), y.dtype)
 
 
 def _transposed(

@@ -49,8 +49,9 @@ def parse_transposed_padding(
 
 def _same(window: int, stride: int) -> tuple[int, int]:
     """Make the output as large as the strides times the input."""
-    low = window - 1 if stride >= window else -(-(window + stride - 2) // 2)
-    return low, window + stride - 2 - low
+    total = window + stride - 2
+    low = min(window - 1, total - total // 2)
+    return low, total - low
 
 
 def _valid(window: int, stride: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ NumPy alone.
 import argparse
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 RECORD = Path(__file__).parent / "data" / "torch_convolutions.json"
 RECORDED_SEEDS = range(40)
 
-Case = Mapping[str, Any]
+Case = dict[str, Any]
 """Shapes of a and weight, whether there is a bias, and the other arguments by their names."""
 
 
