@@ -5,9 +5,13 @@ from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
 
 from ._api import conv_general_dilated as conv_general_dilated
+from ._convolution import convolution as convolution
 from ._cudnn_api import conv_dgrad as conv_dgrad
 from ._cudnn_api import conv_fprop as conv_fprop
 from ._cudnn_api import conv_wgrad as conv_wgrad
+from ._variants import conv as conv
+from ._variants import conv_transpose as conv_transpose
+from ._variants import conv_with_general_padding as conv_with_general_padding
 
 try:
     __version__ = _version("jaxcudnn")

@@ -8,11 +8,8 @@ import jax
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from . import _arguments, _readings
+from . import _calls
 from ._arguments import Caller
-from ._dtypes import resolve_precision
-from ._readings import Call
-from ._spec import Shape
 
 _LAX = Caller(
     "conv_general_dilated",
@@ -52,8 +49,8 @@ def conv_general_dilated(
             `dimension_numbers` gives, and of the dtype of `lhs`.
         window_strides: by how many positions the window advances, for each spatial dimension.
         padding: 'VALID' (none), 'SAME' or 'SAME_LOWER' (as much as makes the output ceil(size /
-            stride), the odd one at the end or at the start), in either case; or a (low, high) pair
-            for each spatial dimension. A negative number crops.
+            stride), the odd one at the end or at the start), in either case and where nothing is
+            spread; or a (low, high) pair for each spatial dimension. A negative number crops.
         lhs_dilation: the distance to which elements of `lhs` are spread, with zeros between them,
             for each spatial dimension; None for 1.
         rhs_dilation: the distance between the filter's taps for each spatial dimension; None for 1.
@@ -95,43 +92,18 @@ def conv_general_dilated(
         ... ).shape
         (8, 16, 16, 16)
     """
-    operands = _arguments.as_arrays(_LAX, {"x": lhs, "w": rhs})
-    num_spatial, dtype = _arguments.check_operands(_LAX, operands)
-    _arguments.check_out_sharding(_LAX, out_sharding)
-    layout = _arguments.parse_layout(_LAX, dimension_numbers, num_spatial)
-    lhs_shape, rhs_shape = (layout.to_logical(role, a.shape) for role, a in operands.items())
-    sharded = any(map(_arguments.is_explicitly_sharded, operands.values()))
-    if sharded or out_sharding is not None or _is_symbolic((*lhs_shape[1:], *rhs_shape)):
-        return lax.conv_general_dilated(
-            operands["x"], operands["w"], window_strides, padding, lhs_dilation, rhs_dilation,
-            lax.ConvDimensionNumbers(*layout), feature_group_count, batch_group_count, precision,
-            preferred_element_type, out_sharding,
-        )  # fmt: skip
-
-    def factors(name: str, value: Sequence[int] | None) -> tuple[int, ...]:
-        value = (1,) * num_spatial if value is None else value
-        return _arguments.parse_ints(_LAX, name, value, num_spatial, minimum=1)
-
-    strides = _arguments.parse_ints(_LAX, _LAX.strides, window_strides, num_spatial, minimum=1)
-    spread, dilation = factors("lhs_dilation", lhs_dilation), factors(_LAX.dilation, rhs_dilation)
-    call = Call(
-        lhs_shape=lhs_shape,
-        rhs_shape=rhs_shape,
-        strides=strides,
-        padding=_arguments.parse_padding(_LAX, padding, lhs_shape, rhs_shape, strides, dilation),
-        lhs_dilation=spread,
-        rhs_dilation=dilation,
-        feature_groups=_arguments.parse_int(_LAX, _LAX.groups, feature_group_count),
-        batch_groups=_arguments.parse_int(_LAX, "batch_group_count", batch_group_count),
-        layout=layout,
-        dtype=dtype,
-        result_dtype=_arguments.parse_result_dtype(_LAX, dtype, preferred_element_type),
-        precision=resolve_precision(_LAX, precision),
+    return _calls.general(
+        _LAX,
+        lhs,
+        rhs,
+        window_strides,
+        padding,
+        lhs_dilation,
+        rhs_dilation,
+        dimension_numbers,
+        feature_group_count,
+        batch_group_count,
+        precision,
+        preferred_element_type,
+        out_sharding,
     )
-    _arguments.check_call(_LAX, call)
-    return _readings.convolve(operands["x"], operands["w"], call)
-
-
-def _is_symbolic(sizes: Shape) -> bool:
-    """Say whether some sizes are symbolic, as those of `jax.export` can be."""
-    return not all(isinstance(size, int) for size in sizes)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.dtypes import canonicalize_dtype
 from jax.sharding import NamedSharding, get_abstract_mesh
-from jax.typing import ArrayLike
 
 from ._readings import Call
 from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent
@@ -30,6 +29,13 @@ class Caller(NamedTuple):
     strides: str = "stride"
     dilation: str = "dilation"
     groups: str = "groups"
+    """Empty if the function has none."""
+    inputs: str = "input channels"
+    """Which channels of w are summed over."""
+    order: str = (
+        "if dimension_numbers are not the default, check that they are those of these arrays"
+    )
+    """What to do about channels that do not agree."""
 
     def __str__(self) -> str:
         return f"jaxcudnn.{self.function}"
@@ -53,8 +59,8 @@ def make_spec(
     if channels // groups != inputs:
         raise ValueError(
             f"{caller}: the input channels of {caller.w} must number the channels of {caller.x} "
-            f"divided by {caller.groups}, got {inputs} for {channels} // {groups}; if "
-            f"dimension_numbers are not the default, check that they are those of these arrays"
+            f"divided by {caller.groups}, got {inputs} for {channels} // {groups}; "
+            f"{caller.order}"
         )
     return ConvSpec(x_shape=x_shape, w_shape=w_shape, groups=groups, **fields)
 
@@ -84,8 +90,7 @@ def _infer_groups(caller: Caller, channels: int, inputs: int) -> int:
     if groups < 1 or groups * inputs != channels:
         raise ValueError(
             f"{caller}: the channels of {caller.x} must be a multiple of the input channels of "
-            f"{caller.w}, got {channels} and {inputs}; if dimension_numbers are not the default, "
-            f"check that they are those of these arrays"
+            f"{caller.w}, got {channels} and {inputs}; {caller.order}"
         )
     return groups
 
@@ -100,24 +105,24 @@ def check_loss_shape(caller: Caller, spec: ConvSpec, layout: Layout, y_shape: Sh
         )
 
 
-def check_is_array(caller: Caller, role: Role, value: object) -> None:
+def check_is_array(caller: Caller, name: str, value: object) -> None:
     """Check that `lax` would take the value for an array, which leaves out lists and numbers."""
     if isinstance(value, jax.ShapeDtypeStruct):
         raise TypeError(
-            f"{caller}: {getattr(caller, role)} must be a JAX or NumPy array, got a "
-            f"ShapeDtypeStruct; give that to jax.eval_shape"
+            f"{caller}: {name} must be a JAX or NumPy array, got a ShapeDtypeStruct; give that to "
+            f"jax.eval_shape"
         )
     is_array, dtype = hasattr(value, "shape"), getattr(value, "dtype", None)
     if dtype is not None and not any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, bool)):
         raise TypeError(
-            f"{caller}: {getattr(caller, role)} must hold numbers or truth values, got dtype "
+            f"{caller}: {name} must hold numbers or truth values, got dtype "
             f"{dtype}; convert it with astype"
         )
     if (is_array and dtype is not None) or hasattr(value, "__jax_array__"):
         return
     raise TypeError(
-        f"{caller}: {getattr(caller, role)} must be a JAX or NumPy array, got "
-        f"{type(value).__name__}; convert it with jax.numpy.asarray"
+        f"{caller}: {name} must be a JAX or NumPy array, got {type(value).__name__}; convert it "
+        f"with jax.numpy.asarray"
     )
 
 
@@ -218,7 +223,7 @@ def check_call(caller: Caller, call: Call) -> None:
     n, channels, *sizes = call.lhs_shape
     outputs, inputs, *_ = call.rhs_shape
     for name, groups in (
-        ("feature_group_count", call.feature_groups), ("batch_group_count", call.batch_groups)
+        (caller.groups, call.feature_groups), ("batch_group_count", call.batch_groups)
     ):  # fmt: skip
         if groups < 1:
             raise ValueError(
@@ -236,8 +241,8 @@ def check_call(caller: Caller, call: Call) -> None:
         )
     if channels % call.feature_groups:
         raise ValueError(
-            f"{caller}: feature_group_count must divide the channels of {caller.x}, got "
-            f"feature_group_count {call.feature_groups} for {channels}; choose a divisor"
+            f"{caller}: {caller.groups} must divide the channels of {caller.x}, got "
+            f"{caller.groups} {call.feature_groups} for {channels}; choose a divisor"
         )
     if n % call.batch_groups:
         raise ValueError(
@@ -245,11 +250,11 @@ def check_call(caller: Caller, call: Call) -> None:
             f"batch_group_count {call.batch_groups} for {n}; choose a divisor"
         )
     if channels // call.feature_groups != inputs:
+        divided = f" divided by {caller.groups}" if caller.groups else ""
+        quotient = f"{channels} // {call.feature_groups}" if caller.groups else f"{channels}"
         raise ValueError(
-            f"{caller}: the input channels of {caller.w} must number the channels of {caller.x} "
-            f"divided by feature_group_count, got {inputs} for {channels} // "
-            f"{call.feature_groups}; if dimension_numbers are not the default, check that they are "
-            f"those of these arrays"
+            f"{caller}: the {caller.inputs} of {caller.w} must number the channels of {caller.x}"
+            f"{divided}, got {inputs} for {quotient}; {caller.order}"
         )
     dilated = [extent(size, b) for size, b in zip(sizes, call.lhs_dilation, strict=True)]
     padded = [size + low + high for size, (low, high) in zip(dilated, call.padding, strict=True)]
@@ -384,6 +389,15 @@ def parse_padding(
     return pairs
 
 
+def check_named_padding(caller: Caller, padding: Any, lhs_dilation: Shape) -> None:
+    """Refuse a padding by name where the input is spread out, as `lax` does."""
+    if isinstance(padding, str) and any(b > 1 for b in lhs_dilation):
+        raise ValueError(
+            f"{caller}: padding must be (low, high) pairs where lhs_dilation is more than 1, got "
+            f"{padding!r} and {lhs_dilation}; write the pairs, or call conv_transpose"
+        )
+
+
 def _named(name: str, size: int, extent: int, stride: int) -> tuple[int, int]:
     if name == "VALID":
         return 0, 0
@@ -391,10 +405,3 @@ def _named(name: str, size: int, extent: int, stride: int) -> tuple[int, int]:
     total = max(0, (out - 1) * stride + extent - size)
     less, more = total // 2, total - total // 2
     return (less, more) if name == "SAME" else (more, less)
-
-
-def as_arrays(caller: Caller, operands: Mapping[Role, ArrayLike]) -> dict[Role, jax.Array]:
-    """Check that operands are arrays, and make them JAX's."""
-    for role, value in operands.items():
-        check_is_array(caller, role, value)
-    return {role: jnp.asarray(value) for role, value in operands.items()}

@@ -9,7 +9,7 @@ import jax
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from . import _arguments, _cudnn_arguments, _numbers
+from . import _arguments, _calls, _cudnn_arguments, _numbers
 from ._arguments import Caller
 from ._dtypes import Dtypes, accumulator, is_integer, resolve_precision
 from ._spec import Role
@@ -249,7 +249,7 @@ def _cudnn(
     **geometry: Any,
 ) -> jax.Array:
     """Compute the role that `operands` leaves out; unless it is y, the caller says how large."""
-    arrays = _arguments.as_arrays(caller, operands)
+    arrays = _calls.as_arrays(caller, operands)
     num_spatial, dtype = _arguments.check_operands(caller, arrays)
     _arguments.refuse_explicit_sharding(caller, arrays)
     layout = _arguments.parse_layout(caller, dimension_numbers, num_spatial)

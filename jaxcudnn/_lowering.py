@@ -13,7 +13,7 @@ from jax import lax
 from jax.interpreters import mlir
 
 from . import _integers, _load
-from ._dtypes import allows_tf32, computation, is_integer
+from ._dtypes import Computation, allows_tf32, computation, is_integer
 from ._spec import ROLES, ConvSpec, Layout, Role
 from ._splitting import compute_in_pieces
 
@@ -99,9 +99,11 @@ def _call(
 ) -> jax.Array | None:
     """Call cuDNN, or give None if it has no plan."""
     *operands, result = ROLES[op]
+    if _computation(op, spec) is None:
+        return None
     attributes = _attributes(op, spec)
-    workspace = _workspace(attributes) if attributes else None
-    if attributes is None or workspace is None:
+    workspace = _workspace(attributes)
+    if workspace is None:
         return None
     out = jax.ShapeDtypeStruct(
         layout.to_array(result, spec.shape(result)), attributes["result_dtype"]
@@ -144,16 +146,19 @@ def _round_up(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _attributes(op: str, spec: ConvSpec) -> dict[str, Any] | None:
-    """Describe a convolution as the extension reads it, or give None for dtypes that it lacks.
+def _computation(op: str, spec: ConvSpec) -> Computation | None:
+    return computation(op, *(spec.dtype(role) for role in ROLES[op]))
 
-    There are at least two spatial dimensions. A missing one comes first: with the long dimension
-    first instead, cuDNN has no tensor-core plan for some filter gradients.
+
+def _attributes(op: str, spec: ConvSpec) -> dict[str, Any]:
+    """Describe a convolution as the extension reads it, with at least two spatial dimensions.
+
+    A missing one comes first: with the long dimension first instead, cuDNN has no tensor-core plan
+    for some filter gradients.
     """
-    dtypes = [spec.dtype(role) for role in ROLES[op]]
-    pair = computation(op, *dtypes)
-    if pair is None:
-        return None
+    first, second, _ = ROLES[op]
+    pair = _computation(op, spec)
+    assert pair is not None
     missing = max(0, 2 - spec.num_spatial)
     one, zero = [1] * missing, [0] * missing
 
@@ -173,7 +178,7 @@ def _attributes(op: str, spec: ConvSpec) -> dict[str, Any] | None:
         "flip": spec.flip,
         "dtype": pair.operands,
         "result_dtype": pair.result,
-        "allow_tf32": allows_tf32(dtypes[0], dtypes[1], spec.precision),
+        "allow_tf32": allows_tf32(spec.dtype(first), spec.dtype(second), spec.precision),
         "workspace_limit": WORKSPACE_LIMIT,
     }
 

@@ -27,6 +27,10 @@ channels there. Groups of a call divide its outputs and either the channels (by 
 images (by batch) of lhs, and each reading has them where the other two arrays can share them: in
 the channels for the first two, and in the images for the gradients. Moving them transposes lhs.
 
+A call may also have rhs reversed before it slides. Where rhs is w, the `ConvSpec` then reverses it
+if it otherwise would not, and the other way round, which costs nothing. In the gradients, where rhs
+is x or y, it would have to be copied, so they are not offered.
+
 Where neither b nor s is 1, (1) is solved by phases. Let b' = b / gcd(b, s) and m = b / gcd(b, d).
 For outputs p = b' q + a with a fixed, s b' is a multiple of b, so b divides s a + d r - lo for
 every m-th r or for none. Those r = m t + e meet
@@ -73,6 +77,8 @@ class Call:
     """Of lhs and rhs."""
     result_dtype: str
     precision: PrecisionPair
+    flip: bool = False
+    """Whether rhs is reversed before it slides."""
 
     @property
     def out_shape(self) -> Shape:
@@ -124,9 +130,9 @@ def _possible(call: Call) -> Iterator[type["_Reading"]]:
         yield _Forward
     if call.strides == ones:
         yield _Transposed
-    if call.lhs_dilation == ones:
+    if call.lhs_dilation == ones and not call.flip:
         yield _GradientInLhs
-    if call.rhs_dilation == ones:
+    if call.rhs_dilation == ones and not call.flip:
         yield _GradientInRhs
 
 
@@ -164,7 +170,7 @@ class _Reading:
     def compute(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         """Compute the call."""
         arrays = {self.lhs: self.prepare_lhs(lhs), self.rhs: self.prepare_rhs(rhs)}
-        return self.finish(_compute_cropped(arrays, self.spec, self.layout))
+        return self.finish(compute_cropped(arrays, self.spec, self.layout))
 
     def prepare_lhs(self, lhs: jax.Array) -> jax.Array:
         return lhs
@@ -181,7 +187,7 @@ class _Reading:
         dtypes[self.result] = self.call.result_dtype
         strides, dilation, low = (geometry.pop(name) for name in ("strides", "dilation", "low"))
         pads = tuple(
-            (lo, _high(t * (out - 1) + extent(window, e) - size - lo, t))
+            (lo, high_padding(t * (out - 1) + extent(window, e) - size - lo, t, lo))
             for size, window, out, t, e, lo in zip(
                 x[2:], w[2:], y, strides, dilation, low, strict=True
             )
@@ -204,8 +210,7 @@ class _BatchGroupsInChannels(_Reading):
 
     def prepare_lhs(self, lhs: jax.Array) -> jax.Array:
         n, c, *_ = self.call.layout.x
-        groups = self.call.batch_groups
-        return lhs if groups == 1 else fold(unfold(lhs, n, groups), n, c)
+        return _moved(lhs, self.call.batch_groups, n, c)
 
     def lhs_shape(self) -> Shape:
         n, c, *spatial = self.call.lhs_shape
@@ -220,7 +225,7 @@ class _Forward(_BatchGroupsInChannels):
         self.layout = call.layout
         spec = self._spec(
             self.lhs_shape(), call.rhs_shape, call.out_shape[2:],
-            strides=call.strides, dilation=call.rhs_dilation, low=call.low, flip=False,
+            strides=call.strides, dilation=call.rhs_dilation, low=call.low, flip=call.flip,
         )  # fmt: skip
         self.spec = replace(spec, padding=call.padding)  # as it was said
 
@@ -237,12 +242,12 @@ class _Transposed(_BatchGroupsInChannels):
         self.spec = self._spec(
             call.out_shape, (inputs * call.groups, outputs // call.groups, *sizes), y[2:],
             strides=call.lhs_dilation, dilation=call.rhs_dilation,
-            low=_reversed_low(sizes, call.rhs_dilation, call.low), flip=True,
+            low=_reversed_low(sizes, call.rhs_dilation, call.low), flip=not call.flip,
         )  # fmt: skip
 
     def prepare_rhs(self, rhs: jax.Array) -> jax.Array:
         o, i, *_ = self.call.layout.w
-        return fold(unfold(rhs, o, self.call.groups), o, i)  # (O, I) to (O / groups, groups I)
+        return _moved(rhs, self.call.groups, o, i)  # (O, I) to (O / groups, groups I)
 
 
 class _FeatureGroupsInImages(_Reading):
@@ -250,8 +255,7 @@ class _FeatureGroupsInImages(_Reading):
 
     def prepare_lhs(self, lhs: jax.Array) -> jax.Array:
         n, c, *_ = self.call.layout.x
-        groups = self.call.feature_groups
-        return lhs if groups == 1 else fold(unfold(lhs, c, groups), c, n)
+        return _moved(lhs, self.call.feature_groups, c, n)
 
     def lhs_shape(self) -> Shape:
         """Channels, which are images here, first."""
@@ -292,7 +296,12 @@ class _GradientInRhs(_FeatureGroupsInImages):
 
     def finish(self, result: jax.Array) -> jax.Array:
         n, c, *_ = self.call.layout.y
-        return fold(unfold(result, n, self.call.groups), n, c)  # (groups N, O / groups) to (N, O)
+        return _moved(result, self.call.groups, n, c)  # (groups N, O / groups) to (N, O)
+
+
+def _moved(array: jax.Array, groups: int, source: int, target: int) -> jax.Array:
+    """Move groups from the outside of one axis to the outside of another."""
+    return array if groups == 1 else fold(unfold(array, source, groups), source, target)
 
 
 def _reversed_low(window: Sequence[int], dilation: Shape, low: Shape) -> Shape:
@@ -304,12 +313,18 @@ def _swapped(axes: Shape) -> Shape:
     return (second, first, *spatial)
 
 
-def _high(least: int, stride: int) -> int:
-    """Give a high padding between `least` and the next that makes y larger: 0 if it is there."""
-    return least if least >= 0 else min(0, least + stride - 1)
+def high_padding(least: int, stride: int, low: int) -> int:
+    """Give a high padding of at least `least`, and less than what would make y larger.
+
+    That is the low one if possible, since cuDNN has more plans for equal ones; else the smallest.
+    """
+    most = least + stride - 1
+    if least <= low <= most and low >= 0:
+        return low
+    return least if least >= 0 else min(0, most)
 
 
-def _compute_cropped(arrays: dict[Role, jax.Array], spec: ConvSpec, layout: Layout) -> jax.Array:
+def compute_cropped(arrays: dict[Role, jax.Array], spec: ConvSpec, layout: Layout) -> jax.Array:
     """Compute a primitive whose padding may be negative, on the part of x that is not cropped."""
     starts, stops, pads = zip(*map(_crop, spec.x_shape[2:], spec.padding), strict=True)
     shape = (*spec.x_shape[:2], *(stop - start for start, stop in zip(starts, stops, strict=True)))
@@ -367,12 +382,14 @@ def _by_phases(lhs: jax.Array, rhs: jax.Array, call: Call, dimension: int) -> ja
             lhs_dilation=_with(call.lhs_dilation, dimension, 1),
             padding=_with(call.padding, dimension, (low, high)),
         )
-        selected = lax.slice_in_dim(rhs, min(taps.start, window), window, step, rhs_axis)
         if len(taps) == 0 or out <= 0:
-            part = None
-        else:
-            part = convolve(lhs, selected, one)
-        parts.append(part)
+            parts.append(None)
+            continue
+        first, last = taps[0], taps[-1]
+        if call.flip:  # the taps are counted in the order in which rhs slides
+            first, last = window - 1 - last, window - 1 - first
+        selected = lax.slice_in_dim(rhs, first, last + 1, step, rhs_axis)
+        parts.append(convolve(lhs, selected, one))
     shape = list(call.layout.to_array("y", call.out_shape))
     shape[axis] = longest
     zeros = jnp.zeros(shape, call.result_dtype)

@@ -155,6 +155,16 @@ class TestMemoryLayout:
         (moved,) = move.operands
         assert moved.startswith("w")
 
+    @pytest.mark.parametrize("letters, reverse", [("OHWI", True), ("IHWO", False)])
+    def test_a_transposed_convolution_moves_nothing(self, letters: str, reverse: bool):
+        def f(x, w):
+            numbers = ("NHWC", letters, "NHWC")
+            return jaxcudnn.conv_transpose(x, w, (2, 2), "SAME", None, numbers, reverse)
+
+        program = aot.compile(f, shaped((8, 14, 14, 64)), shaped((64, 3, 3, 32)))
+        assert program.operations == ["dgrad"]
+        assert program.moves == []
+
     def test_a_filter_that_lies_as_a_transposed_one_is_read_so(self):
         w = shaped(tuple(dict(zip("OHWI", W.shape, strict=True))[letter] for letter in "IHWO"))
         program = aot.compile(lambda x, w: conv(x, w, ("NHWC", "IHWO", "NHWC")), X, w)

@@ -24,6 +24,7 @@ def ones(*shape: int, dtype="float32"):
 
 
 X, W, Y = ones(2, 4, 6, 6), ones(6, 4, 3, 3), ones(2, 6, 6, 6)
+LAST, HWIO = ones(2, 6, 6, 4), ones(3, 3, 4, 6)
 
 
 def general(
@@ -48,8 +49,58 @@ def wgrad(image: Any = X, loss: Any = Y, filter_spatial_shape: Any = (3, 3), **a
     return jaxcudnn.conv_wgrad(image, loss, filter_spatial_shape, **PADDED | arguments)
 
 
+def conv(lhs: Any = X, rhs: Any = W, window_strides: Any = (1, 1), padding: Any = "SAME"):
+    return jaxcudnn.conv(lhs, rhs, window_strides, padding)
+
+
+def dilated(
+    lhs: Any = X,
+    rhs: Any = W,
+    window_strides: Any = (1, 1),
+    padding: Any = "SAME",
+    lhs_dilation: Any = None,
+    rhs_dilation: Any = None,
+):
+    return jaxcudnn.conv_with_general_padding(
+        lhs, rhs, window_strides, padding, lhs_dilation, rhs_dilation
+    )
+
+
+def transpose(
+    lhs: Any = LAST, rhs: Any = HWIO, strides: Any = (2, 2), padding: Any = "SAME", **arguments: Any
+):
+    return jaxcudnn.conv_transpose(lhs, rhs, strides, padding, **arguments)
+
+
+def convolution(
+    a: Any = X,
+    weight: Any = W,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    transposed: Any = False,
+    output_padding: Any = 0,
+    groups: Any = 1,
+    **arguments: Any,
+):
+    return jaxcudnn.convolution(
+        a, weight, bias, stride, padding, dilation, transposed, output_padding, groups, **arguments
+    )
+
+
+def up(a: Any = Y, **arguments: Any):
+    """A transposed convolution."""
+    return convolution(a, **{"transposed": True, "stride": 2} | arguments)
+
+
 NAMES = {
     general: "conv_general_dilated",
+    conv: "conv",
+    dilated: "conv_with_general_padding",
+    transpose: "conv_transpose",
+    convolution: "convolution",
+    up: "convolution",
     fprop: "conv_fprop",
     dgrad: "conv_dgrad",
     wgrad: "conv_wgrad",
@@ -165,6 +216,71 @@ REFUSED = [
     (fprop, {"name": 3}, TypeError, "name must be a string, got 3; leave it out for none"),
     (fprop, {"padding": None, "pre_padding": 1}, TypeError, "got pre_padding; give the other one too"),
     (fprop, {"pre_padding": 1, "post_padding": 1}, TypeError, "got padding and pre_padding and post_padding; leave out padding or the others"),
+    # the other functions of lax
+    (general, {"lhs_dilation": (1, 2)}, ValueError, "padding must be (low, high) pairs where lhs_dilation is more than 1, got 'SAME' and (1, 2); write the pairs, or call conv_transpose"),
+    (general, {"window_strides": None}, TypeError, "window_strides must be a sequence of integers, got None"),
+    (conv, {"lhs": [1.0]}, TypeError, "lhs must be a JAX or NumPy array, got list"),
+    (conv, {"window_strides": (0, 1)}, ValueError, "window_strides must be at least 1, got (0, 1)"),
+    (conv, {"rhs": ones(6, 3, 3, 3)}, ValueError, "the input channels of rhs must number the channels of lhs, got 3 for 4; put the channels of both second, or call conv_general_dilated"),
+    (conv, {"padding": "FULL"}, ValueError, "padding must be 'SAME', 'SAME_LOWER', 'VALID' or a sequence of (low, high) pairs, got 'FULL'"),
+    (dilated, {"rhs_dilation": (0, 1)}, ValueError, "rhs_dilation must be at least 1, got (0, 1)"),
+    (dilated, {"lhs_dilation": (1,)}, ValueError, "lhs_dilation must have one number for each spatial dimension, which are 2, got (1,)"),
+    (dilated, {"lhs_dilation": (2, 1)}, ValueError, "padding must be (low, high) pairs where lhs_dilation is more than 1, got 'SAME' and (2, 1)"),
+    (dilated, {"rhs": ones(6, 3, 3, 3)}, ValueError, "the input channels of rhs must number the channels of lhs, got 3 for 4; put the channels of both second"),
+    (transpose, {"rhs": 2.0}, TypeError, "rhs must be a JAX or NumPy array, got float"),
+    (transpose, {"lhs": X}, ValueError, "the input channels of rhs must number the channels of lhs, got 4 for 6; check that dimension_numbers, which put channels last by default, are those of these arrays, and whether transpose_kernel is meant"),
+    (transpose, {"transpose_kernel": True}, ValueError, "the output channels of rhs must number the channels of lhs, got 6 for 4; check that dimension_numbers"),
+    (transpose, {"strides": 2}, TypeError, "strides must be a sequence of integers, got 2"),
+    (transpose, {"strides": (0, 1)}, ValueError, "strides must be at least 1, got (0, 1)"),
+    (transpose, {"rhs_dilation": (1,)}, ValueError, "rhs_dilation must have one number for each spatial dimension, which are 2, got (1,)"),
+    (transpose, {"padding": "same"}, ValueError, "padding must be 'SAME', 'VALID' or a sequence of (low, high) pairs, got 'same'; write one of these"),
+    (transpose, {"padding": "valid", "strides": (1, 1), "use_consistent_padding": True}, ValueError, "padding must be 'SAME', 'VALID' or a sequence of (low, high) pairs, got 'valid'"),
+    (transpose, {"padding": "FULL", "strides": (1, 1)}, ValueError, "padding must be 'SAME', 'SAME_LOWER', 'VALID' or a sequence of (low, high) pairs, got 'FULL'"),
+    (transpose, {"padding": 1}, TypeError, "padding must be a string or a sequence of (low, high) pairs of integers, got 1"),
+    (transpose, {"padding": ((1, 1),)}, ValueError, "padding must have one pair for each spatial dimension, which are 2, got ((1, 1),)"),
+    (transpose, {"padding": ((0, 0), (-6, -6))}, ValueError, "negative padding must not crop more than there is, got padding ((0, 0), (-6, -6)) for spatial sizes (11, 11)"),
+    (transpose, {"padding": ((0, 0), (8, 8)), "use_consistent_padding": True}, ValueError, "padding must not crop more than there is, got padding ((0, 0), (8, 8)) for sizes (15, 15), which the spread input has with a padding of 0; crop less"),
+    (transpose, {"dimension_numbers": ("NHWC", "HWIO")}, TypeError, "dimension_numbers must be None, three strings or a jax.lax.ConvDimensionNumbers, got ('NHWC', 'HWIO')"),
+    (transpose, {"preferred_element_type": "real"}, TypeError, "preferred_element_type must be a dtype, got 'real'"),
+    (transpose, {"precision": "low"}, ValueError, "precision must be None"),
+    # PyTorch's
+    (convolution, {"a": [1.0]}, TypeError, "a must be a JAX or NumPy array, got list"),
+    (convolution, {"a": ones(4, 6, 6)}, ValueError, "a and weight must have the same rank, got shapes (4, 6, 6) and (6, 4, 3, 3)"),
+    (convolution, {"weight": W.astype("bfloat16")}, TypeError, "a and weight must have the same dtype, got float32 and bfloat16"),
+    (convolution, {"a": ones(2, 4, 0, 6), "padding": 3}, ValueError, "a must have at least one position in each spatial dimension, got spatial sizes (0, 6); give it some"),
+    (up, {"weight": ones(6, 4, 3, 0)}, ValueError, "weight must have at least one position in each spatial dimension, got spatial sizes (3, 0)"),
+    (convolution, {"bias": 1.0}, TypeError, "bias must be a JAX or NumPy array, got float"),
+    (convolution, {"bias": ones(5)}, ValueError, "bias must have the shape (C_out,), that is (6,), got (5,); reshape it, or check weight and groups"),
+    (convolution, {"bias": ones(1, 6)}, ValueError, "bias must have the shape (C_out,), that is (6,), got (1, 6)"),
+    (up, {"bias": ones(6)}, ValueError, "bias must have the shape (C_out,), that is (4,), got (6,)"),
+    (convolution, {"bias": ones(6, dtype="bfloat16")}, TypeError, "bias must have the dtype of a and weight, float32, got bfloat16; cast one of them"),
+    (convolution, {"stride": (1, 0)}, ValueError, "stride must be at least 1, got (1, 0)"),
+    (convolution, {"stride": [1, 1, 1]}, ValueError, "stride must have one number for each spatial dimension, which are 2, got (1, 1, 1)"),
+    (convolution, {"stride": []}, ValueError, "stride must have one number for each spatial dimension, which are 2, got ()"),
+    (convolution, {"stride": [1.0]}, TypeError, "stride must be an integer or a sequence of integers, got 1.0"),
+    (convolution, {"dilation": 0}, ValueError, "dilation must be at least 1, got (0, 0)"),
+    (convolution, {"output_padding": -1}, ValueError, "output_padding must be at least 0, got (-1, -1)"),
+    (convolution, {"padding": -1}, ValueError, "padding must be at least 0, got (-1, -1)"),
+    (convolution, {"padding": ((1, 1), (1, 1))}, TypeError, "padding must be an integer or a sequence of integers, got ((1, 1), (1, 1))"),
+    (convolution, {"padding": "SAME"}, ValueError, "padding must be 'same', 'valid', an integer or a sequence of integers, got 'SAME'; write one of these"),
+    (convolution, {"padding": "same", "stride": (1, 2)}, ValueError, "padding must be numbers where stride is more than 1, got 'same' and stride (1, 2); write the numbers"),
+    (convolution, {"dilation": 3}, ValueError, "the window of weight must span no more than a does with its padding, got (7, 7) and (6, 6); pad by more"),
+    (convolution, {"groups": 0}, ValueError, "groups must be at least 1, got 0"),
+    (convolution, {"groups": 3}, ValueError, "groups must divide the channels of a, got groups 3 for 4"),
+    (convolution, {"groups": 4}, ValueError, "groups must divide the output channels of weight, got groups 4 for 6"),
+    (convolution, {"groups": 2}, ValueError, "the input channels of weight must number the channels of a divided by groups, got 4 for 4 // 2; check groups and that weight is (C_out, C_in / groups, *window)"),
+    (convolution, {"groups": 1.0}, TypeError, "groups must be an integer, got 1.0"),
+    (convolution, {"precision": "low"}, ValueError, "precision must be None"),
+    (up, {"groups": 0}, ValueError, "groups must be at least 1, got 0; write 1"),
+    (up, {"groups": 4}, ValueError, "groups must divide the channels of a, got groups 4 for 6"),
+    (up, {"a": X}, ValueError, "the input channels of weight must number the channels of a, got 6 for 4; check that weight is (C_in, C_out / groups, *window), as transposed convolutions have it"),
+    (up, {"padding": "same"}, TypeError, "padding must be an integer or a sequence of integers if transposed, got 'same'; write the numbers"),
+    (up, {"padding": (0, -1)}, ValueError, "padding must be at least 0, got (0, -1)"),
+    (up, {"padding": 7}, ValueError, "padding must leave something of the output, got padding (7, 7) for output sizes (-1, -1); pad by less"),
+    (up, {"stride": 1, "padding": 4}, ValueError, "padding must leave something of the output, got padding (4, 4) for output sizes (0, 0)"),
+    (up, {"output_padding": (1, 2)}, ValueError, "output_padding must be less than stride or less than dilation, got (1, 2) for (2, 2) and (1, 1); lower what is more"),
+    (up, {"output_padding": 4, "dilation": 4}, ValueError, "output_padding must be less than stride or less than dilation, got (4, 4) for (2, 2) and (4, 4)"),
+    (up, {"precision": "low"}, ValueError, "precision must be None"),
 ]  # fmt: skip
 
 
@@ -200,6 +316,13 @@ def test_traced_geometry_is_refused(argument: str):
         TypeError, match=f"jaxcudnn.conv_general_dilated: {argument} must be .* integers?"
     ):
         jax.jit(lambda value: general(**{argument: value}))(values[argument])
+
+
+def test_transposed_must_be_known():
+    with pytest.raises(
+        TypeError, match=r"^jaxcudnn.convolution: transposed must be a bool, got .*; write True or"
+    ):
+        jax.jit(lambda value: convolution(transposed=value))(True)
 
 
 def test_arrays_that_jax_does_not_take_are_refused():

@@ -2,6 +2,7 @@
 """Every dtype on the GPU with small integers, compared with == to the definition."""
 
 import itertools
+import math
 from typing import Any
 
 import jax
@@ -114,7 +115,7 @@ def test_slices_of_a_flat_vector(dtype: str, offset: int):
     """Pointers that are multiples of the dtype's size alone."""
     conv = case("slices", (8, 8), (3, 3), "SAME", c=8, k=8, dimension_numbers=CHANNELS_LAST[2])
     with jax.enable_x64(True):
-        sizes = np.prod(conv.x_shape), np.prod(conv.w_shape)
+        sizes = math.prod(conv.x_shape), math.prod(conv.w_shape)
         flat = integers(0, (offset + sum(sizes),), "float32").astype(dtype)
         result_dtype = "int32" if dtype == "int8" else None
 

@@ -4,8 +4,10 @@
 Operands are small integers, so that values are compared with ==.
 """
 
+import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +19,7 @@ from jax.core import ShapedArray
 
 import jaxcudnn
 from cases import integers
-from jaxcudnn import _api, _primitives, _readings
+from jaxcudnn import _primitives, _readings
 
 LAYOUTS = {  # of both images and of the filter; letters of positions are put in for *
     "channels first": ("NC*", "OI*"),
@@ -75,7 +77,7 @@ def record_calls(monkeypatch):
         return original(lhs, rhs, call)
 
     original = _readings.convolve
-    monkeypatch.setattr(_api._readings, "convolve", convolve)
+    monkeypatch.setattr(_readings, "convolve", convolve)
     return calls
 
 
@@ -87,6 +89,20 @@ def test_random_calls(seed: int, calls):
     if expected.size:
         for kind in _readings._possible(calls[0]):
             computed = kind(calls[0]).compute(lhs, rhs)
+            np.testing.assert_array_equal(computed, expected, err_msg=kind.__name__)
+
+
+@pytest.mark.parametrize("seed", range(3000, 3040))
+def test_reversed_filters(seed: int, calls):
+    """No function makes every such call, and none of the readings copies the filter for it."""
+    lhs, rhs, arguments = draw_call(seed)
+    jaxcudnn.conv_general_dilated(lhs, rhs, **arguments)
+    call = replace(calls[0], flip=True)
+    expected = lax.conv_general_dilated(lhs, lax.rev(rhs, call.layout.w[2:]), **arguments)
+    np.testing.assert_array_equal(_readings.convolve(lhs, rhs, call), expected)
+    if expected.size:
+        for kind in _readings._possible(call):
+            computed = kind(call).compute(lhs, rhs)
             np.testing.assert_array_equal(computed, expected, err_msg=kind.__name__)
 
 
@@ -151,6 +167,41 @@ def test_gradients_as_jax_writes_them_keep_the_small_window(name: str, dimension
         shapes = [aval.shape for aval in types if isinstance(aval, ShapedArray)]
         (window,) = windows(call, *shapes)
         assert window == tuple(w_shape[w_letters.index(letter)] for letter in "HW")
+
+
+def test_high_padding_keeps_the_size_and_is_the_low_one_if_it_can_be():
+    for least, stride, low in itertools.product(range(-5, 6), range(1, 4), range(-3, 6)):
+        possible = range(least, least + stride)
+        high = _readings.high_padding(least, stride, low)
+        if low in possible and low >= 0:
+            assert high == low
+        else:
+            assert high == min(possible, key=abs)
+
+
+def test_gradient_as_jax_writes_it_has_the_padding_of_the_convolution():
+    """Which leaves a row unreached, so that several would do."""
+    shape, numbers = (2, 8, 8, 16), ("NHWC", "HWIO", "NHWC")
+
+    def conv(x, w, convolve):
+        return convolve(x, w, (2, 2), ((1, 1), (1, 1)), None, None, numbers)
+
+    operands = [jax.ShapeDtypeStruct(s, "float32") for s in (shape, (3, 3, 16, 16), (2, 4, 4, 16))]
+
+    def transposed(x, w, dy):
+        (dx,) = jax.linear_transpose(lambda x: conv(x, w, lax.conv_general_dilated), x)(dy)
+        return dx
+
+    written = jax.make_jaxpr(transposed)(*operands).eqns[-1]
+    assert written.primitive.name == "conv_general_dilated"
+    params = {name: written.params[name] for name in (
+        "window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers",
+    )}  # fmt: skip
+    assert params["padding"] == ((1, 2), (1, 2))
+    read = jax.make_jaxpr(partial(jaxcudnn.conv_general_dilated, **params))(
+        *reversed(operands[1:])
+    ).eqns[-1]
+    assert read.params["spec"].padding == ((1, 1), (1, 1))
 
 
 def test_phases_multiply_by_no_zero():

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a user's arrays and numbers to one checked call of `_readings`, whoever's words they are."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from . import _arguments, _readings
+from ._arguments import Caller
+from ._dtypes import resolve_precision
+from ._readings import Call
+from ._spec import Layout, Pads, Role, Shape
+
+
+class Operands(NamedTuple):
+    """What a convolution slides over, and the filter that slides."""
+
+    lhs: jax.Array
+    rhs: jax.Array
+    layout: Layout
+    """Of lhs as x, rhs as w and the result as y."""
+    dtype: str
+    """Of both."""
+    result_dtype: str
+
+    @property
+    def num_spatial(self) -> int:
+        """How many spatial dimensions there are."""
+        return self.lhs.ndim - 2
+
+    @property
+    def lhs_shape(self) -> Shape:
+        """(N, C, *spatial)."""
+        return self.layout.to_logical("x", self.lhs.shape)
+
+    @property
+    def rhs_shape(self) -> Shape:
+        """(O, I, *spatial)."""
+        return self.layout.to_logical("w", self.rhs.shape)
+
+    @property
+    def is_for_lax(self) -> bool:
+        """Whether only `lax` takes these: sharded over explicit axes, or of symbolic sizes.
+
+        That the number of images is symbolic is no matter.
+        """
+        sizes = (*self.lhs_shape[1:], *self.rhs_shape)
+        symbolic = not all(isinstance(size, int) for size in sizes)
+        return symbolic or any(map(_arguments.is_explicitly_sharded, (self.lhs, self.rhs)))
+
+    def read(self, caller: Caller, name: str, value: Any, default: int | None = None) -> Shape:
+        """Read strides or a dilation as `lax` takes them."""
+        if value is None and default is not None:
+            value = (default,) * self.num_spatial
+        return _arguments.parse_ints(caller, name, value, self.num_spatial, minimum=1)
+
+
+def as_arrays(caller: Caller, operands: Mapping[Role, ArrayLike]) -> dict[Role, jax.Array]:
+    """Turn what `lax` would take for arrays into arrays."""
+    for role, value in operands.items():
+        _arguments.check_is_array(caller, getattr(caller, role), value)
+    return {role: jnp.asarray(value) for role, value in operands.items()}
+
+
+def read_operands(
+    caller: Caller,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers = None,
+    *,
+    preferred_element_type: Any = None,
+) -> Operands:
+    """Check the arrays and what is said about arrays."""
+    operands = as_arrays(caller, {"x": lhs, "w": rhs})
+    num_spatial, dtype = _arguments.check_operands(caller, operands)
+    return Operands(
+        operands["x"],
+        operands["w"],
+        _arguments.parse_layout(caller, dimension_numbers, num_spatial),
+        dtype,
+        _arguments.parse_result_dtype(caller, dtype, preferred_element_type),
+    )
+
+
+def general(
+    caller: Caller,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: lax.PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """Compute what `conv_general_dilated` does, in the name of a caller that has these words."""
+    operands = read_operands(
+        caller,
+        lhs,
+        rhs,
+        dimension_numbers,
+        preferred_element_type=preferred_element_type,
+    )
+    _arguments.check_out_sharding(caller, out_sharding)
+    if operands.is_for_lax or out_sharding is not None:
+        return lax.conv_general_dilated(
+            operands.lhs, operands.rhs, window_strides, padding, lhs_dilation, rhs_dilation,
+            lax.ConvDimensionNumbers(*operands.layout), feature_group_count, batch_group_count,
+            precision, preferred_element_type, out_sharding,
+        )  # fmt: skip
+    strides = operands.read(caller, caller.strides, window_strides)
+    spread = operands.read(caller, "lhs_dilation", lhs_dilation, default=1)
+    dilation = operands.read(caller, caller.dilation, rhs_dilation, default=1)
+    _arguments.check_named_padding(caller, padding, spread)
+    return convolve(
+        caller,
+        operands,
+        strides=strides,
+        padding=_arguments.parse_padding(
+            caller, padding, operands.lhs_shape, operands.rhs_shape, strides, dilation
+        ),
+        lhs_dilation=spread,
+        rhs_dilation=dilation,
+        feature_groups=_arguments.parse_int(caller, "feature_group_count", feature_group_count),
+        batch_groups=_arguments.parse_int(caller, "batch_group_count", batch_group_count),
+        precision=precision,
+    )
+
+
+def convolve(
+    caller: Caller,
+    operands: Operands,
+    *,
+    strides: Shape,
+    padding: Pads,
+    lhs_dilation: Shape,
+    rhs_dilation: Shape,
+    feature_groups: int = 1,
+    batch_groups: int = 1,
+    precision: lax.PrecisionLike,
+    flip: bool = False,
+) -> jax.Array:
+    """Check whether numbers and arrays fit together, and compute."""
+    call = Call(
+        lhs_shape=operands.lhs_shape,
+        rhs_shape=operands.rhs_shape,
+        strides=strides,
+        padding=padding,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
+        feature_groups=feature_groups,
+        batch_groups=batch_groups,
+        layout=operands.layout,
+        dtype=operands.dtype,
+        result_dtype=operands.result_dtype,
+        precision=resolve_precision(caller, precision),
+        flip=flip,
+    )
+    _arguments.check_call(caller, call)
+    return _readings.convolve(operands.lhs, operands.rhs, call)
