@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,9 @@ class Reported:
             **preferred,
         }
 
+    def shrunk(self) -> "Reported":
+        return reduced(self)
+
     def __str__(self) -> str:
         case = self.case
         sizes = ["x".join(map(str, numbers)) for numbers in (case.size, case.window)]
@@ -202,19 +205,17 @@ def _reported(name: str, entry: dict[str, Any]) -> Reported:
     size, window, strides, dilation = (
         tuple(entry[key]) for key in ("spatial", "kernel", "stride", "dilation")
     )
-    padding: Any = entry["pad"]
-    c, k = entry["c"], entry["k"]
-    if not isinstance(padding, str):
-        padding = tuple((low, high) for low, high in padding)
+    c, k, named = entry["c"], entry["k"], isinstance(entry["pad"], str)
+    padding: Any = entry["pad"] if named else tuple((low, high) for low, high in entry["pad"])
     if entry["transposed"]:
         c, k = k, c
-        pads = map(_same_of_transposed, window, strides) if padding == "SAME" else padding
+        if named:
+            padding = tuple(map(_same_of_transposed, window, strides))
         if not torch:
             # PyTorch names padding and a filter's channels as in the forward convolution, `lax`
             # the other way about.
-            pads = _other_padding(pads, window, dilation)
+            padding = _other_padding(padding, window, dilation)
             filters = _exchanged(filters)
-        padding = tuple(pads)
         size = tuple(
             s * (out - 1) + d * (r - 1) + 1 - low - high
             for out, r, s, d, (low, high) in zip(
@@ -241,7 +242,7 @@ def _same_of_transposed(window: int, stride: int) -> tuple[int, int]:
 
 
 def _other_padding(
-    padding: Iterable[tuple[int, int]], window: Sequence[int], dilation: Sequence[int]
+    padding: Sequence[tuple[int, int]], window: Sequence[int], dilation: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
     """The padding of the dilated input from that of the forward convolution, or back."""
     reach = [d * (r - 1) for r, d in zip(window, dilation, strict=True)]
