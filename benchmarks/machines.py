@@ -12,17 +12,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
-from convolutions import Conv
 from device_time import Kernel, Program, StepTime, device_times
 from frontend import Frontend
 
 from jaxcudnn import _load
 
 Samples = Mapping[str, Sequence[int]]
+
+
+class Shrinkable(Protocol):
+    """A convolution that has a small form."""
+
+    def shrunk(self) -> Self:
+        """Give a convolution of the same form that takes a CPU no time."""
+        ...
+
+
+Scaled = TypeVar("Scaled", bound=Shrinkable)
 
 
 class Gpu:
@@ -45,7 +55,7 @@ class Gpu:
             **_software(),
         }
 
-    def scaled(self, conv: Conv) -> Conv:
+    def scaled(self, conv: Scaled) -> Scaled:
         """Give the convolution to measure."""
         return conv
 
@@ -100,7 +110,7 @@ class DryRun:
         """Say that the figures are not real."""
         return {"gpu": "none (dry run)", "driver": None, "cudnn": None, **_software()}
 
-    def scaled(self, conv: Conv) -> Conv:
+    def scaled(self, conv: Scaled) -> Scaled:
         """Give a convolution of the same form that takes a CPU no time."""
         return conv.shrunk()
 

@@ -29,6 +29,16 @@ class Record:
         self._own = self._all["sections"][section]
         self._write()
 
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows that the section has."""
+        return self._own["rows"]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The figures that the section has, by name."""
+        return self._own["figures"]
+
     def environment(self, environment: dict[str, str | None]) -> None:
         """Say on what the figures are measured; those of another environment are dropped."""
 

@@ -74,7 +74,34 @@ FIGURES = (
         "ms",
         lambda section: section["figures"]["median_ms"],
     ),
+    Figure(
+        "Reported problems, device time over `lax`: the largest ratio",
+        "reported",
+        1.03,
+        "",
+        lambda section: max(row["ratio"] for row in section["rows"] if "ratio" in row),
+    ),
+    Figure(
+        "The same, transposed and strided gradients that `lax` reads otherwise",
+        "reported",
+        0.1,
+        "",
+        lambda section: max(row["ratio"] for row in section["rows"] if is_misread(row)),
+    ),
+    Figure(
+        "Transposed convolutions, device time over PyTorch's: the largest ratio",
+        "transposed",
+        1.05,
+        "",
+        lambda section: max(row["torch_ratio"] for row in section["rows"] if "torch_ratio" in row),
+    ),
 )
+
+
+def is_misread(row: dict[str, Any]) -> bool:
+    """Whether XLA misses the operation, where that is known to cost the most."""
+    strided_gradient = row["strided"] and row["pass"] != "fwd"
+    return "ratio" in row and row["missed"] and (row["transposed"] or strided_gradient)
 
 
 def render(results: dict[str, Any]) -> str:
@@ -202,12 +229,73 @@ def headline_part(section: dict[str, Any]) -> str:
     return f"{text}\n\n{device_table(section['rows'])}"
 
 
+def reported_part(section: dict[str, Any]) -> str:
+    """Tell what became of the reported problems, a row of the table for each pass."""
+    head = ("report", "convolution", "pass", "route", "reading", "plan", "workspace")
+    head += ("jaxcudnn", "`lax`", "ratio", "error", "remarks")
+    text = (
+        "Reported problems: microseconds on the device, workspace in MiB, the error against "
+        "float64 relative to the largest of the drawn elements."
+    )
+    return f"{text}\n\n{table(head, map(reported_cells, section['rows']))}"
+
+
+def reported_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """Tell a row; what could not be measured stays empty, and the remarks say why."""
+    us = row["us"]
+    remarks = [row[key] for key in ("failure", "note") if key in row]
+    if row.get("missed"):
+        remarks.append(f"`lax` runs {row['lax_call']}")
+    return (
+        row["entry"],
+        row["what"],
+        row["pass"],
+        row.get("route", ""),
+        row.get("reading", ""),
+        row.get("plan", ""),
+        number(row["workspace"] / 2**20) if "workspace" in row else "",
+        *(f"{us[label]:.1f}" if label in us else "" for label in ("jaxcudnn", "lax")),
+        f"{row['ratio']:.3f}" if "ratio" in row else "",
+        f"{row['error']:.1e}" if "error" in row else "",
+        "; ".join(remarks).replace("|", "/").replace("\n", " ")[:200],
+    )
+
+
+def transposed_part(section: dict[str, Any]) -> str:
+    """Tell the device time of transposed convolutions beside PyTorch's."""
+    peer = section["figures"].get("torch", {"version": None, "faults": []})
+    cells = [
+        (
+            row["entry"],
+            row["pass"],
+            row.get("plan", "").split("_")[0],
+            *(
+                f"{row['us'][label]:.1f}" if label in row["us"] else ""
+                for label in ("jaxcudnn", "torch", "lax")
+            ),
+            f"{row['torch_ratio']:.3f}" if "torch_ratio" in row else "",
+            f"{row['ratio']:.3f}" if "ratio" in row else "",
+            f"{row['error']:.1e}" if "error" in row else "",
+            row.get("failure", row.get("note", "")).replace("|", "/")[:200],
+        )
+        for row in section["rows"]
+    ]
+    head = ("layer", "pass", "engine", "jaxcudnn", "PyTorch", "`lax`")
+    head += ("over PyTorch", "over `lax`", "error", "remarks")
+    version = f"PyTorch {peer['version']}" if peer["version"] else "no PyTorch"
+    text = f"Transposed convolutions, microseconds on the device, beside {version}."
+    faults = "".join(f"\n* {fault.splitlines()[0][:300]}" for fault in peer["faults"])
+    return "\n\n".join(filter(None, (text, table(head, cells), faults.strip())))
+
+
 PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "layers": layers_part,
     "headline": headline_part,
     "chain": chain_part,
     "host": host_part,
     "plans": plans_part,
+    "reported": reported_part,
+    "transposed": transposed_part,
 }
 
 

@@ -51,22 +51,20 @@ def wgrad(x, dy, case: Case, *, flip: bool) -> np.ndarray:
 def _meetings(case: Case, flip: bool) -> Iterator[tuple[Index, Index, Index]]:
     """Every (i, r, p) that meet; r counts from the window's other end if it is flipped."""
     out = [case.y_shape[axis] for axis in case.axes("y")[2:]]
-    for p in itertools.product(*map(range, out)):
-        for r in itertools.product(*map(range, case.window)):
-            i = tuple(
-                s * p_ + d * r_ - low
-                for s, p_, d, r_, (low, _) in zip(
-                    case.strides, p, case.dilation, r, case.pads, strict=True
-                )
-            )
-            if all(0 <= i_ < size for i_, size in zip(i, case.size, strict=True)):
-                yield (
-                    i,
-                    tuple(size - 1 - r_ for size, r_ in zip(case.window, r, strict=True))
-                    if flip
-                    else r,
-                    p,
-                )
+    in_each_dimension = [
+        [
+            (i, window - 1 - r if flip else r, p)
+            for p in range(positions)
+            for r in range(window)
+            if 0 <= (i := s * p + d * r - low) < size
+        ]
+        for size, window, positions, s, d, (low, _) in zip(
+            case.size, case.window, out, case.strides, case.dilation, case.pads, strict=True
+        )
+    ]
+    for meetings in itertools.product(*in_each_dimension):
+        i, r, p = zip(*meetings, strict=True)
+        yield i, r, p
 
 
 def _grouped(array, case: Case, role: str) -> np.ndarray:

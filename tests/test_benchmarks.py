@@ -237,6 +237,8 @@ def test_dry_run_measures_everything(results):
 def test_report_of_everything(results):
     text = report.render(results)
     for figure in report.FIGURES:
+        if figure.section not in sections.SECTIONS:
+            continue  # another script's
         assert text.count(f"| {figure.text} ") == 1
     assert "none (dry run)" in text and "Not measured" not in text
 
