@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.interpreters import mlir
 
-from . import _integers, _load
+from . import _load, _taps
 from ._dtypes import Computation, allows_tf32, computation, is_integer
 from ._spec import ROLES, ConvSpec, Layout, Role
 from ._splitting import compute_in_pieces
@@ -31,7 +31,7 @@ MOST_ELEMENTS = 2**31 - 1
 """The most elements of x or y that one call of cuDNN is given."""
 
 MOST_SPATIAL = 3
-"""The most spatial dimensions that cuDNN takes."""
+"""The most spatial dimensions that cuDNN takes, and XLA on a GPU; both need one."""
 
 _ALIGNMENT = 256  # of every part of the workspace, as XLA aligns its own buffers
 
@@ -55,7 +55,7 @@ def _lower(
     spec: ConvSpec,
     layout: Layout,
 ) -> jax.Array:
-    """Compute by cuDNN, whole or in pieces, or else by `lax`."""
+    """Compute by cuDNN, whole or in pieces, or else by whatever XLA has."""
     *operands, result = ROLES[op]
     computed = None
     if _suits_cudnn(spec):
@@ -72,8 +72,8 @@ def _lower(
         if computed is None:
             computed = _call(a, b, op=op, spec=spec, layout=layout)
     if computed is None:
-        integers = is_integer(spec.dtype(result))
-        convolve = _integers.convolve if integers else lax.conv_general_dilated
+        has_kernel = 1 <= spec.num_spatial <= MOST_SPATIAL and not is_integer(spec.dtype(result))
+        convolve = lax.conv_general_dilated if has_kernel else _taps.convolve
         computed = reference(a, b, spec=spec, layout=layout, convolve=convolve)
     return computed
 

@@ -30,8 +30,8 @@ the second again being what gives size R; it is at most hi, and where it is nega
 With G groups, fprop is grouped by feature. So is dgrad, for which each group's K / G outputs become
 its inputs. In wgrad the groups of x stand where a batch does, and it is grouped by batch.
 
-Integers that XLA's GPU compiler has no convolution for, which is all of them, are convolved by
-`_integers` there, which takes what `lax.conv_general_dilated` takes.
+What XLA has no kernel for on GPUs is convolved by `_taps` there, which takes what
+`lax.conv_general_dilated` takes.
 
 These are formulas, and not `jax.vjp` or `jax.linear_transpose` of fprop, because a derivative that
 is taken while lowering inside `jax.shard_map` does not know which mesh axes its operands vary over,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions of integers where XLA has none: a sum of matrix products, one for each tap.
+"""Convolutions where XLA has none for GPUs: a sum of matrix products, one for each tap.
 
+XLA:GPU refuses integers, and ends the process for more than three spatial dimensions or for none.
 With the names of `_readings`, and lhs already spread out and padded so that its position is
-s p + d r: the product of tap r is a matrix product, over input channels, of the positions
-d r, d r + s, ... of lhs with the filter's tap r. Integers wrap around in any order of summation.
+s p + d r: the product of tap r is a matrix product, over input channels, of the positions d r,
+d r + s, ... of lhs with the filter's tap r.
 """
 
 import itertools
@@ -31,7 +32,7 @@ def convolve(
     precision: Any = None,
     preferred_element_type: str,
 ) -> jax.Array:
-    """Compute what `lax.conv_general_dilated` computes; `precision` means nothing for integers."""
+    """Compute what `lax.conv_general_dilated` computes."""
     ones = (1,) * len(window_strides)
     lhs_dilation, rhs_dilation = lhs_dilation or ones, rhs_dilation or ones
     x = lhs.transpose(dimension_numbers.lhs_spec)
@@ -63,6 +64,7 @@ def convolve(
             "bnfc...,bfoc->nbfo...",
             seen,
             tap.reshape(batch_group_count, feature_group_count, *tap.shape[1:]),
+            precision=precision,
             preferred_element_type=preferred_element_type,
         )
         total = product if total is None else total + product

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The convolution that stands in for `lax`'s where XLA has none for GPUs."""
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxcudnn
+from aot import compile as compile_for_h200
+from aot import require_plugin, shaped
+from jaxcudnn import _taps
+from test_lowering import calls, lower
+from test_readings import draw_call
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+@pytest.mark.parametrize("seed", range(3000, 3030))
+def test_random_calls(seed: int, dtype: str):
+    lhs, rhs, arguments = draw_call(seed)
+    numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, arguments["dimension_numbers"])
+    arguments = arguments | {"dimension_numbers": numbers}
+    lhs, rhs = lhs.astype(dtype), rhs.astype(dtype)
+    expected = lax.conv_general_dilated(lhs, rhs, **arguments)
+    if expected.size == 0:
+        return
+    computed = _taps.convolve(lhs, rhs, **arguments, preferred_element_type=dtype)
+    np.testing.assert_array_equal(computed, expected)
+    assert computed.dtype == dtype
+
+
+UNKNOWN_TO_XLA = {
+    "integers": ((2, 5, 5, 3), (4, 2, 2, 3), "int16"),
+    "no spatial dimension": ((2, 3), (4, 3), "float32"),
+    "four spatial dimensions": ((2, 3, 4, 3, 4, 3), (4, 2, 1, 2, 1, 3), "bfloat16"),
+}
+
+
+def conv_and_gradients(x_shape, dtype):
+    """The convolution, channels last, and for floats its gradients too."""
+    letters = "TDHW"[: len(x_shape) - 2]
+    numbers = (f"N{letters}C", f"O{letters}I", f"N{letters}C")
+
+    def conv(x, w):
+        return jaxcudnn.conv_general_dilated(
+            x, w, (1,) * len(letters), "SAME", dimension_numbers=numbers
+        )
+
+    if dtype == "int16":
+        return conv
+    return jax.grad(lambda x, w: (conv(x, w) ** 2).sum(), argnums=(0, 1))
+
+
+@pytest.mark.parametrize("name", UNKNOWN_TO_XLA)
+def test_no_convolution_is_left_to_xla(name: str):
+    x_shape, w_shape, dtype = UNKNOWN_TO_XLA[name]
+    f = conv_and_gradients(x_shape, dtype)
+    operands = shaped(x_shape, dtype), shaped(w_shape, dtype)
+    assert "stablehlo.convolution" not in lower(f, *operands)
+    assert calls(f, *operands) == []
+
+
+@pytest.mark.parametrize("name", UNKNOWN_TO_XLA)
+def test_compiles_for_a_gpu(name: str):
+    require_plugin()
+    x_shape, w_shape, dtype = UNKNOWN_TO_XLA[name]
+    program = compile_for_h200(
+        conv_and_gradients(x_shape, dtype), shaped(x_shape, dtype), shaped(w_shape, dtype)
+    )
+    assert program.count("convolution") == 0
