@@ -76,7 +76,9 @@ def dgrad(dy: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax
         int((r, s, d) == (2, 2, 1) and max(low, high) <= 0)
         for (low, high), (_, r, _, s, d, _) in zip(pads, _per_dimension(spec), strict=True)
     ]
-    ends = [(max(0, -low), max(0, -high) + one) for (low, high), one in zip(pads, more, strict=True)]
+    ends = [
+        (max(0, -low), max(0, -high) + one) for (low, high), one in zip(pads, more, strict=True)
+    ]
     surplus = [(0, 0), (0, 0), *ends]
     larger = [size + sum(ends) for size, ends in zip(spec.x_shape, surplus, strict=True)]
     dx = _convolve(
