@@ -67,6 +67,7 @@ class GpuReport:
         self.left_out = not runs_all(config)
         self.outcomes: dict[str, str] = {}
         self.durations: dict[str, float] = {}
+        self.counts: dict[str, str] = {}
 
     def record(self, name: str, outcome: str) -> None:
         # The worst of a test's phases is its outcome.
@@ -84,6 +85,10 @@ class GpuReport:
         # An expected failure is a skip: it shows nothing that works.
         self.record(report.nodeid, report.outcome)
         self.durations[report.nodeid] = self.durations.get(report.nodeid, 0) + report.duration
+        # What a test that runs many things says of them: record_property("counts", text).
+        for name, value in report.user_properties:
+            if name == "counts":
+                self.counts[report.nodeid] = str(value)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         outcomes = list(self.outcomes.values())
@@ -95,6 +100,7 @@ class GpuReport:
             **machine(),
             "tree_sha256": tree_sha256(self.root),
             "seconds": round(sum(self.durations.values()), 3),
+            "counts": dict(sorted(self.counts.items())),
             "durations": {name: round(time, 3) for name, time in sorted(self.durations.items())},
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -48,6 +48,13 @@ def test_gradient_functions_are_the_definition(case: Case, role: str):
     check(case.cudnn(role)(a, b), role, a, b, case)
 
 
+def test_gradient_over_which_xla_ended_the_process():
+    """It has two taps and a stride of two, and in the other dimension more taps than rows."""
+    tricky = cases.case("", (1, 16), (5, 2), ((3, 1), (1, 1)), strides=(1, 2))
+    dy, w = tricky.operands("x")
+    check(jax.jit(tricky.cudnn("x"))(dy, w), "x", dy, w, tricky)
+
+
 @pytest.mark.parametrize("role", ["x", "w", "y"])
 @parametrize(FLIPPED)
 def test_convolution_mode_reverses_the_window(case: Case, role: str):

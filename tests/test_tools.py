@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = """
 import pytest
 
-def test_plain():
-    pass
+def test_plain(record_property):
+    record_property("counts", "3 run")
 
 @pytest.mark.gpu
 def test_first():
@@ -192,6 +192,7 @@ def test_required_gpu_turns_each_skip_into_a_failure(tmp_path):
     assert "JAXCUDNN_REQUIRE_GPU=1, but Skipped: JAX_PLATFORMS=cpu" in result.stdout
     report = json.loads((tmp_path / "gpu.json").read_text())
     assert (report["passed"], report["failed"], report["skipped"]) == (1, 2, 0)
+    assert report["counts"] == {"tests/test_it.py::test_plain": "3 run"}
 
 
 @pytest.mark.parametrize(

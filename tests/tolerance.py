@@ -11,6 +11,10 @@ where magnitude is the same sum over absolute values; u_operand is the error of 
 before it is multiplied, which is 0 unless TF32 is allowed, and then 2^-10, for hardware that keeps
 10 bits by truncation; and the last term, for 16-bit results alone, is the rounding of the float32
 sum. Below the smallest normal number, roundings err by up to the smallest subnormal one instead.
+
+float64 is summed in float64, as the exact result is here too, so that both err by length u_float64.
+A sum of several such results, `parts` of them, has a rounding of each and of each addition, of
+which none is larger than u_result magnitude.
 """
 
 import jax.numpy as jnp
@@ -26,14 +30,26 @@ DIFFERENCES = {"eps": 1e-2, "atol": 2e-3, "rtol": 2e-3}
 
 
 def bound(
-    exact: np.ndarray, magnitude: np.ndarray, *, dtype: str, length: int, tf32: bool = False
+    exact: np.ndarray,
+    magnitude: np.ndarray,
+    *,
+    dtype: str,
+    length: int,
+    tf32: bool = False,
+    parts: int = 1,
 ) -> np.ndarray:
     """The largest error allowed in each element."""
-    summed = length * jnp.finfo(jnp.float32).eps / 2 + (2 * TF32_ROUNDOFF if tf32 else 0)
     result = jnp.finfo(dtype)
-    rounded = 0.0 if dtype == "float32" else float(result.eps) / 2
+    roundoff = float(result.eps) / 2
+    if dtype == "float64":
+        summed, rounded = 2 * length * roundoff, 0.0
+    else:
+        summed = length * float(jnp.finfo(jnp.float32).eps) / 2 + (2 * TF32_ROUNDOFF if tf32 else 0)
+        rounded = 0.0 if dtype == "float32" else roundoff
+    if parts > 1:
+        summed += parts * roundoff
     return (
-        SECOND_ORDER * (float(summed) * magnitude + rounded * np.abs(exact))
+        SECOND_ORDER * (summed * magnitude + rounded * np.abs(exact))
         + float(result.smallest_subnormal) * length
     )
 
@@ -46,11 +62,12 @@ def assert_close(
     dtype: str,
     length: int,
     tf32: bool = False,
+    parts: int = 1,
 ) -> None:
     """Check dtype, shape and every element of a result."""
     assert str(computed.dtype) == dtype
     assert computed.shape == exact.shape
     error = np.abs(np.asarray(computed, np.float64) - exact)
-    allowed = bound(exact, magnitude, dtype=dtype, length=length, tf32=tf32)
+    allowed = bound(exact, magnitude, dtype=dtype, length=length, tf32=tf32, parts=parts)
     excess = np.max(error - allowed, initial=-np.inf)
     assert excess <= 0, f"an error exceeds the {np.max(allowed):.3g} allowed by {excess:.3g}"
