@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "call_site.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <numeric>
@@ -35,9 +34,9 @@ int64_t BytesOf(const std::vector<int64_t>& sizes, DataType dtype) {
 }
 
 std::array<int64_t, 3> BufferBytes(const ConvSpec& spec) {
-  const int64_t x = BytesOf(spec.x, spec.x_dtype());
-  const int64_t w = BytesOf(spec.w, spec.w_dtype());
-  const int64_t y = BytesOf(spec.y, spec.y_dtype());
+  const int64_t x = BytesOf(spec.x, spec.dtype);
+  const int64_t w = BytesOf(spec.w, spec.dtype);
+  const int64_t y = BytesOf(spec.y, spec.dtype);
   switch (spec.op) {
     case ConvOp::kFprop:
       return {x, w, y};
@@ -103,7 +102,7 @@ std::shared_ptr<const Plan> CallSite::FindPlan(Kind kind, int device,
     auto plan = GetPlan(request);
     if (plan->workspace_size() <= workspace.bytes) return plan;
   } else {
-    request.alignment = std::min(RowOf(spec_.dtype).bytes, RowOf(spec_.result_dtype).bytes);
+    request.alignment = RowOf(spec_.dtype).bytes;
   }
   request.workspace_limit = workspace.bytes;
   return GetPlan(request);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "conv_spec.h"
 
-#include <algorithm>
 #include <limits>
 
 #include "error.h"
@@ -59,9 +58,8 @@ void Validate(const ConvSpec& spec) {
                            &spec.post_padding, &spec.dilation}) {
     for (int64_t number : *list) Require(number <= kLargest, spec, "no number may exceed 2^31 - 1");
   }
-  const int64_t widest = std::max(RowOf(spec.dtype).bytes, RowOf(spec.result_dtype).bytes);
   for (const auto* sizes : {&spec.x, &spec.w, &spec.y}) {
-    int64_t bytes = widest;
+    int64_t bytes = RowOf(spec.dtype).bytes;
     for (int64_t size : *sizes) {
       Require(size <= kLargestArray / bytes, spec, "no array may exceed 2^50 bytes");
       bytes *= size;

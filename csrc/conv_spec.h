@@ -25,10 +25,9 @@ struct ConvSpec {
   ConvOp op;
   std::vector<int64_t> x, w, y;
   std::vector<int64_t> stride, pre_padding, post_padding, dilation;
-  bool flip;              ///< true: the window is reversed, cuDNN's CONVOLUTION
-  DataType dtype;         ///< of the two operands
-  DataType result_dtype;  ///< of the array that is computed
-  bool allow_tf32;        ///< float32 operands may be rounded to TF32
+  bool flip;        ///< true: the window is reversed, cuDNN's CONVOLUTION
+  DataType dtype;   ///< of x, w and y alike; products are summed in float32, or float64
+  bool allow_tf32;  ///< float32 operands may be rounded to TF32
 
   /// Every field, once: equality, hash and text follow from this list.
   [[nodiscard]] auto fields() const {
@@ -36,14 +35,10 @@ struct ConvSpec {
                            Field{"stride", stride}, Field{"pre_padding", pre_padding},
                            Field{"post_padding", post_padding}, Field{"dilation", dilation},
                            Field{"flip", flip}, Field{"dtype", dtype},
-                           Field{"result_dtype", result_dtype}, Field{"allow_tf32", allow_tf32});
+                           Field{"allow_tf32", allow_tf32});
   }
 
   [[nodiscard]] size_t spatial_rank() const { return stride.size(); }
-
-  [[nodiscard]] DataType x_dtype() const { return op == ConvOp::kDgrad ? result_dtype : dtype; }
-  [[nodiscard]] DataType w_dtype() const { return op == ConvOp::kWgrad ? result_dtype : dtype; }
-  [[nodiscard]] DataType y_dtype() const { return op == ConvOp::kFprop ? result_dtype : dtype; }
 };
 
 /// Throws kInvalidArgument if the lists have the wrong lengths or a number is out of range. Python

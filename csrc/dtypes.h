@@ -10,16 +10,7 @@
 namespace jaxcudnn {
 
 /// Element types of x, w and y. A new one needs a row in `kDataTypes` and a case in planner.cc.
-enum class DataType {
-  kFloat8E4M3,
-  kFloat8E5M2,
-  kFloat16,
-  kBFloat16,
-  kFloat32,
-  kFloat64,
-  kInt8,
-  kInt32,
-};
+enum class DataType { kFloat16, kBFloat16, kFloat32, kFloat64 };
 
 struct DataTypeRow {
   DataType type;
@@ -28,14 +19,10 @@ struct DataTypeRow {
 };
 
 inline constexpr DataTypeRow kDataTypes[] = {
-    {DataType::kFloat8E4M3, "float8_e4m3fn", 1},
-    {DataType::kFloat8E5M2, "float8_e5m2", 1},
     {DataType::kFloat16, "float16", 2},
     {DataType::kBFloat16, "bfloat16", 2},
     {DataType::kFloat32, "float32", 4},
     {DataType::kFloat64, "float64", 8},
-    {DataType::kInt8, "int8", 1},
-    {DataType::kInt32, "int32", 4},
 };
 
 [[nodiscard]] inline const DataTypeRow& RowOf(DataType type) {

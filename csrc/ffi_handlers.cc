@@ -97,7 +97,6 @@ ffi::ErrorOr<StatePointer> Instantiate(ffi::Dictionary attributes) {
         Sizes(attributes, "dilation"),
         Attribute<bool>(attributes, "flip"),
         DataTypeFromName(Attribute<std::string_view>(attributes, "dtype")),
-        DataTypeFromName(Attribute<std::string_view>(attributes, "result_dtype")),
         Attribute<bool>(attributes, "allow_tf32"),
     };
     Validate(spec);

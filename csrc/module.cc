@@ -52,7 +52,7 @@ std::pair<int, int> FfiApiVersion() {
 
 PlanRequest RequestFrom(const std::string& op, Sizes x, Sizes w, Sizes y, Sizes stride,
                         Sizes pre_padding, Sizes post_padding, Sizes dilation, bool flip,
-                        const std::string& dtype, const std::string& result_dtype, bool allow_tf32, int64_t workspace_limit,
+                        const std::string& dtype, bool allow_tf32, int64_t workspace_limit,
                         int device, int64_t alignment) {
   ConvSpec spec{ConvOpFromName(op),
                 std::move(x),
@@ -64,7 +64,6 @@ PlanRequest RequestFrom(const std::string& op, Sizes x, Sizes w, Sizes y, Sizes 
                 std::move(dilation),
                 flip,
                 DataTypeFromName(dtype),
-                DataTypeFromName(result_dtype),
                 allow_tf32};
   Validate(spec);
   return {std::move(spec), workspace_limit, alignment, device};
@@ -116,33 +115,33 @@ NB_MODULE(_native, m) {
   m.def(
       "plan",
       [](const std::string& op, Sizes x, Sizes w, Sizes y, Sizes stride, Sizes pre_padding,
-         Sizes post_padding, Sizes dilation, bool flip, const std::string& dtype, const std::string& result_dtype, bool allow_tf32,
+         Sizes post_padding, Sizes dilation, bool flip, const std::string& dtype, bool allow_tf32,
          int64_t workspace_limit, int device, int64_t alignment) {
         const PlanRequest request =
             RequestFrom(op, std::move(x), std::move(w), std::move(y), std::move(stride),
                         std::move(pre_padding), std::move(post_padding), std::move(dilation), flip,
-                        dtype, result_dtype, allow_tf32, workspace_limit, device, alignment);
+                        dtype, allow_tf32, workspace_limit, device, alignment);
         nb::gil_scoped_release release;  // a build takes milliseconds, sometimes seconds
         return std::const_pointer_cast<Plan>(GetPlan(request));
       },
       nb::kw_only(), "op"_a, "x"_a, "w"_a, "y"_a, "stride"_a, "pre_padding"_a, "post_padding"_a,
-      "dilation"_a, "flip"_a, "dtype"_a, "result_dtype"_a, "allow_tf32"_a, "workspace_limit"_a, "device"_a = 0,
+      "dilation"_a, "flip"_a, "dtype"_a, "allow_tf32"_a, "workspace_limit"_a, "device"_a = 0,
       "alignment"_a = kFullAlignment,
       "The plan that the custom call with these attributes will use on a device of this process.");
   m.def(
       "plan_from_properties",
       [](const std::string& properties_json, const std::string& op, Sizes x, Sizes w, Sizes y,
          Sizes stride, Sizes pre_padding, Sizes post_padding, Sizes dilation, bool flip,
-         const std::string& dtype, const std::string& result_dtype, bool allow_tf32, int64_t workspace_limit, int64_t alignment) {
+         const std::string& dtype, bool allow_tf32, int64_t workspace_limit, int64_t alignment) {
         const PlanRequest request =
             RequestFrom(op, std::move(x), std::move(w), std::move(y), std::move(stride),
                         std::move(pre_padding), std::move(post_padding), std::move(dilation), flip,
-                        dtype, result_dtype, allow_tf32, workspace_limit, 0, alignment);
+                        dtype, allow_tf32, workspace_limit, 0, alignment);
         nb::gil_scoped_release release;
         return std::const_pointer_cast<Plan>(BuildPlanFromProperties(request, properties_json));
       },
       "properties_json"_a, nb::kw_only(), "op"_a, "x"_a, "w"_a, "y"_a, "stride"_a, "pre_padding"_a,
-      "post_padding"_a, "dilation"_a, "flip"_a, "dtype"_a, "result_dtype"_a, "allow_tf32"_a, "workspace_limit"_a,
+      "post_padding"_a, "dilation"_a, "flip"_a, "dtype"_a, "allow_tf32"_a, "workspace_limit"_a,
       "alignment"_a = kFullAlignment,
       "A plan for a GPU described by cuDNN's JSON, which need not exist: for tests of planning.");
 

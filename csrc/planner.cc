@@ -51,10 +51,6 @@ void LoadFrontend() {
 
 fe::DataType_t ToFrontend(DataType type) {
   switch (type) {
-    case DataType::kFloat8E4M3:
-      return fe::DataType_t::FP8_E4M3;
-    case DataType::kFloat8E5M2:
-      return fe::DataType_t::FP8_E5M2;
     case DataType::kFloat16:
       return fe::DataType_t::HALF;
     case DataType::kBFloat16:
@@ -63,24 +59,13 @@ fe::DataType_t ToFrontend(DataType type) {
       return fe::DataType_t::FLOAT;
     case DataType::kFloat64:
       return fe::DataType_t::DOUBLE;
-    case DataType::kInt8:
-      return fe::DataType_t::INT8;
-    case DataType::kInt32:
-      return fe::DataType_t::INT32;
   }
   throw Error(ErrorCode::kInternal, "a DataType is missing from ToFrontend");
 }
 
 /// What products are summed in.
-fe::DataType_t Accumulator(DataType operands) {
-  switch (operands) {
-    case DataType::kInt8:
-      return fe::DataType_t::INT32;
-    case DataType::kFloat64:
-      return fe::DataType_t::DOUBLE;
-    default:
-      return fe::DataType_t::FLOAT;
-  }
+fe::DataType_t Accumulator(DataType type) {
+  return type == DataType::kFloat64 ? fe::DataType_t::DOUBLE : fe::DataType_t::FLOAT;
 }
 
 /// Packed strides of N C spatial... sizes whose memory order is N spatial... C. The same rule gives
@@ -187,7 +172,7 @@ class ConvGraph : public fe::graph::Graph {
         .set_uid(uid)
         .set_dim(sizes)
         .set_stride(ChannelsLastStrides(sizes))
-        .set_data_type(ToFrontend(request_.spec.result_dtype))
+        .set_data_type(ToFrontend(request_.spec.dtype))
         .set_alignment(request_.alignment);
   }
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dtypes that convolutions take: what products are summed in, and what cuDNN is given.
 
-Whatever `lax` takes, this takes. cuDNN multiplies operands of one dtype and writes a result of one
-dtype, in the pairs of `CUDNN`. Any other convolution is given to it in a pair that changes no
-number on the way: one that both operands are converted to without rounding, and whose result is the
-one that is wanted or the unrounded sum.
+Whatever `lax` takes, this takes. cuDNN is given arrays of one dtype, one of `CUDNN`, such that no
+number changes on the way: both operands are converted to it without rounding, and the result is
+wanted in it, or it is the one in which products are summed.
 """
 
 from typing import NamedTuple
@@ -24,34 +23,22 @@ class Dtypes(NamedTuple):
     y: str
 
 
-class Computation(NamedTuple):
-    """What cuDNN may be given: the dtype of both operands, and that of the result."""
-
-    operands: str
-    result: str
+CUDNN = ("float16", "bfloat16", "float32", "float64")
+"""The dtypes in which cuDNN computes all three operations by precompiled plans of any size, the
+cheaper first. docs/decisions.md says what became of the plans for 8 bits and for wider results."""
 
 
-_ALL = frozenset({"fprop", "dgrad", "wgrad"})
-CUDNN = {
-    Computation("int8", "int32"): frozenset({"fprop"}),
-    Computation("float16", "float16"): _ALL,
-    Computation("bfloat16", "bfloat16"): _ALL,
-    Computation("float32", "float32"): _ALL,
-    Computation("float64", "float64"): _ALL,
-}
-"""The operations for which precompiled plans of any size exist, the cheaper first. Plans for other
-pairs exist (8-bit floats, float32 sums of 16-bit operands), but only some that each take from 0.3
-to 5 seconds to compile, and not for every size."""
-
-
-def computation(op: str, first: str, second: str, result: str) -> Computation | None:
-    """Give the cheapest pair in which cuDNN computes an operation on two dtypes, if any."""
+def computed_in(first: str, second: str, result: str) -> str | None:
+    """Give the dtype in which cuDNN is given a convolution of two dtypes, if there is one."""
     sums = accumulator(first, second, result)
-    for pair, operations in CUDNN.items():
-        unrounded = is_exact(first, pair.operands) and is_exact(second, pair.operands)
-        if op in operations and unrounded and pair.result in (result, sums):
-            return pair
-    return None
+    return next(
+        (
+            dtype
+            for dtype in CUDNN
+            if is_exact(first, dtype) and is_exact(second, dtype) and dtype in (result, sums)
+        ),
+        None,
+    )
 
 
 def accumulator(first: str, second: str, result: str) -> str:
@@ -83,9 +70,7 @@ def is_complex(dtype: str) -> bool:
 
 
 def is_exact(dtype: str, target: str) -> bool:
-    """Say whether every number of a dtype is also one of `target`."""
-    if is_integer(target):
-        return dtype == target
+    """Say whether every number of a dtype is also one of `target`, a floating-point dtype."""
     return _fits(dtype, target, int(jnp.finfo(target).nmant))
 
 

@@ -13,7 +13,7 @@ from jax import lax
 from jax.interpreters import mlir
 
 from . import _load, _taps
-from ._dtypes import Computation, allows_tf32, computation, is_integer
+from ._dtypes import allows_tf32, computed_in, is_integer
 from ._spec import ROLES, ConvSpec, Layout, Role
 from ._splitting import compute_in_pieces
 
@@ -99,15 +99,13 @@ def _call(
 ) -> jax.Array | None:
     """Call cuDNN, or give None if it has no plan."""
     *operands, result = ROLES[op]
-    if _computation(op, spec) is None:
+    if _computed_in(op, spec) is None:
         return None
     attributes = _attributes(op, spec)
     workspace = _workspace(attributes)
     if workspace is None:
         return None
-    out = jax.ShapeDtypeStruct(
-        layout.to_array(result, spec.shape(result)), attributes["result_dtype"]
-    )
+    out = jax.ShapeDtypeStruct(layout.to_array(result, spec.shape(result)), attributes["dtype"])
     call = jax.ffi.ffi_call(
         _load.TARGET,
         (out, jax.ShapeDtypeStruct((workspace,), jnp.uint8)),
@@ -137,8 +135,7 @@ def _workspace(attributes: dict[str, Any]) -> int | None:
         if plan is None:
             return None
         needed = plan.workspace_size
-    filter_dtype = attributes["result_dtype" if attributes["op"] == "wgrad" else "dtype"]
-    filter_bytes = math.prod(attributes["w"]) * jnp.dtype(filter_dtype).itemsize
+    filter_bytes = math.prod(attributes["w"]) * jnp.dtype(attributes["dtype"]).itemsize
     return _round_up(needed) + _round_up(filter_bytes)
 
 
@@ -146,8 +143,9 @@ def _round_up(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _computation(op: str, spec: ConvSpec) -> Computation | None:
-    return computation(op, *(spec.dtype(role) for role in ROLES[op]))
+def _computed_in(op: str, spec: ConvSpec) -> str | None:
+    first, second, result = ROLES[op]
+    return computed_in(spec.dtype(first), spec.dtype(second), spec.dtype(result))
 
 
 def _attributes(op: str, spec: ConvSpec) -> dict[str, Any]:
@@ -157,8 +155,8 @@ def _attributes(op: str, spec: ConvSpec) -> dict[str, Any]:
     for some filter gradients.
     """
     first, second, _ = ROLES[op]
-    pair = _computation(op, spec)
-    assert pair is not None
+    dtype = _computed_in(op, spec)
+    assert dtype is not None
     missing = max(0, 2 - spec.num_spatial)
     one, zero = [1] * missing, [0] * missing
 
@@ -176,8 +174,7 @@ def _attributes(op: str, spec: ConvSpec) -> dict[str, Any]:
         "post_padding": [*zero, *(high for _, high in spec.padding)],
         "dilation": [*one, *spec.dilation],
         "flip": spec.flip,
-        "dtype": pair.operands,
-        "result_dtype": pair.result,
+        "dtype": dtype,
         "allow_tf32": allows_tf32(spec.dtype(first), spec.dtype(second), spec.precision),
         "workspace_limit": WORKSPACE_LIMIT,
     }

@@ -52,12 +52,12 @@ class Plan:
     def notes(self) -> list[str]:
         """cuDNN's numerical and behaviour notes."""
 
-def plan(*, op: str, x: Sequence[int], w: Sequence[int], y: Sequence[int], stride: Sequence[int], pre_padding: Sequence[int], post_padding: Sequence[int], dilation: Sequence[int], flip: bool, dtype: str, result_dtype: str, allow_tf32: bool, workspace_limit: int, device: int = 0, alignment: int = 16) -> Plan:
+def plan(*, op: str, x: Sequence[int], w: Sequence[int], y: Sequence[int], stride: Sequence[int], pre_padding: Sequence[int], post_padding: Sequence[int], dilation: Sequence[int], flip: bool, dtype: str, allow_tf32: bool, workspace_limit: int, device: int = 0, alignment: int = 16) -> Plan:
     """
     The plan that the custom call with these attributes will use on a device of this process.
     """
 
-def plan_from_properties(properties_json: str, *, op: str, x: Sequence[int], w: Sequence[int], y: Sequence[int], stride: Sequence[int], pre_padding: Sequence[int], post_padding: Sequence[int], dilation: Sequence[int], flip: bool, dtype: str, result_dtype: str, allow_tf32: bool, workspace_limit: int, alignment: int = 16) -> Plan:
+def plan_from_properties(properties_json: str, *, op: str, x: Sequence[int], w: Sequence[int], y: Sequence[int], stride: Sequence[int], pre_padding: Sequence[int], post_padding: Sequence[int], dilation: Sequence[int], flip: bool, dtype: str, allow_tf32: bool, workspace_limit: int, alignment: int = 16) -> Plan:
     """
     A plan for a GPU described by cuDNN's JSON, which need not exist: for tests of planning.
     """

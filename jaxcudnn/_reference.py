@@ -84,6 +84,8 @@ def dgrad(
     convolve: Convolve = lax.conv_general_dilated,
 ) -> jax.Array:
     """Compute dx from dy and w."""
+    if 0 in spec.x_shape:  # of which what is computed below may be a part
+        return jnp.zeros(layout.to_array("x", spec.x_shape), spec.dtype("x"))
     o, i, *window = layout.w
     w = lax.rev(_oriented(w, spec, layout), window)
     w = fold(unfold(w, o, spec.groups), o, i)  # (K, C / groups) to (K / groups, C)

@@ -36,7 +36,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 REQUIRE_GPU = os.environ.get("JAXCUDNN_REQUIRE_GPU", "0") not in ("", "0")
 NO_GPU = pytest.StashKey[str | None]()
-DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,7 +56,7 @@ def start_gpu() -> str | None:
     """Put JAX on the GPU, CPU beside it; the reason when that is not possible."""
     if CHOSEN_PLATFORMS and not {"cuda", "gpu"} & set(CHOSEN_PLATFORMS.split(",")):
         return f"JAX_PLATFORMS={CHOSEN_PLATFORMS}"
-    if not any(os.path.exists(file) for file in DEVICE_FILES):
+    if not any(map(os.path.exists, gpu_report.DEVICE_FILES)):
         return "no NVIDIA GPU on this machine"
     use_platforms("cuda,cpu")
     try:

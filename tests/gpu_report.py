@@ -8,15 +8,18 @@ import datetime
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import re
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tree_hash import tree_sha256
+
+DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 
 
 def add_option(parser: pytest.Parser) -> None:
@@ -28,15 +31,14 @@ def add_option(parser: pytest.Parser) -> None:
 def register(config: pytest.Config) -> None:
     """Register the plugin if its option was given.
 
+    With pytest-xdist's -n the report is that of the process that spreads the tests over others.
+
     Raises:
-      pytest.UsageError: the tests are spread over processes, or the installed package is not that
-        of the tree.
+      pytest.UsageError: the installed package is not that of the tree.
     """
     path = config.getoption("--gpu-report")
-    if path is None:
+    if path is None or hasattr(config, "workerinput"):
         return
-    if hasattr(config, "workerinput") or config.getoption("numprocesses", None):
-        raise pytest.UsageError("--gpu-report: run without -n, one process has the GPU")
     stale = stale_modules(config.rootpath)
     if stale:
         raise pytest.UsageError(
@@ -64,7 +66,9 @@ class GpuReport:
     def __init__(self, config: pytest.Config, path: Path):
         self.path = config.invocation_params.dir / path
         self.root = config.rootpath
-        self.left_out = not runs_all(config)
+        # Tests that are left out by expression are only seen where they are collected.
+        by_expression = config.option.keyword or config.option.markexpr not in ("", "gpu")
+        self.left_out = not runs_all(config) or bool(by_expression)
         self.outcomes: dict[str, str] = {}
         self.durations: dict[str, float] = {}
         self.counts: dict[str, str] = {}
@@ -118,7 +122,7 @@ def runs_all(config: pytest.Config) -> bool:
 
 def machine() -> dict[str, str | None]:
     """What ran the tests; None for what there is not."""
-    native = sys.modules.get("jaxcudnn._native")
+    native = loaded_extension()
     return {
         "gpu": gpu_name(),
         "driver": driver_version(),
@@ -130,9 +134,22 @@ def machine() -> dict[str, str | None]:
     }
 
 
+def loaded_extension() -> Any:
+    """The extension with cuDNN, which a process that spreads tests over others has not loaded."""
+    from jaxcudnn import _load
+
+    try:
+        return _load.cudnn()
+    except RuntimeError:
+        return None
+
+
 def gpu_name() -> str | None:
+    if not any(map(os.path.exists, DEVICE_FILES)):
+        return None
     import jax
 
+    jax.config.update("jax_platforms", "cuda,cpu")  # too late, and not needed, after any test here
     try:
         return jax.devices("cuda")[0].device_kind
     except RuntimeError:

@@ -63,7 +63,7 @@ def _meetings(case: Case, flip: bool) -> Iterator[tuple[Index, Index, Index]]:
         )
     ]
     for meetings in itertools.product(*in_each_dimension):
-        i, r, p = zip(*meetings, strict=True)
+        i, r, p = (tuple(place[part] for place in meetings) for part in range(3))
         yield i, r, p
 
 

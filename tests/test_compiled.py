@@ -250,7 +250,6 @@ ATTRIBUTES = {
     "dilation": np.array([1, 1]),
     "flip": False,
     "dtype": "float32",
-    "result_dtype": "float32",
     "allow_tf32": True,
     "workspace_limit": 1 << 20,
 }
@@ -297,7 +296,6 @@ class TestAttributesFromElsewhere:
         [
             ({"op": "conv"}, "unknown operation 'conv'"),
             ({"dtype": "int3"}, "unknown dtype 'int3'"),
-            ({"result_dtype": "int3"}, "unknown dtype 'int3'"),
             ({"stride": np.array([1, 0])}, "stride and dilation must be positive, got op=fprop x="),
             ({"y": np.array([1, 8, 5, 4])}, "y must have the size"),
             ({"x": np.array([1, 8, 6])}, "two more dimensions than stride"),

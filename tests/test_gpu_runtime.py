@@ -201,7 +201,6 @@ ATTRIBUTES = {
     "dilation": np.array([1, 1]),
     "flip": False,
     "dtype": "float32",
-    "result_dtype": "float32",
     "allow_tf32": True,
     "workspace_limit": 1 << 20,
 }

@@ -66,7 +66,6 @@ class TestAttributes:
             "dilation": [1, 2],
             "flip": False,
             "dtype": "bfloat16",
-            "result_dtype": "bfloat16",
             "allow_tf32": True,
             "workspace_limit": _lowering.WORKSPACE_BUDGET,
         }

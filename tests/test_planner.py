@@ -62,7 +62,6 @@ def layer(op, x=(8, 64, 56, 56), w=(128, 64, 3, 3), padding=1, **changes):
     """The attributes of an ordinary layer with stride 1."""
     spatial = len(x) - 2
     out = [size + 2 * padding - window + 1 for size, window in zip(x[2:], w[2:], strict=True)]
-    dtype = changes.setdefault("dtype", "bfloat16")
     return {
         "op": op,
         "x": list(x),
@@ -73,7 +72,7 @@ def layer(op, x=(8, 64, 56, 56), w=(128, 64, 3, 3), padding=1, **changes):
         "post_padding": [padding] * spatial,
         "dilation": [1] * spatial,
         "flip": False,
-        "result_dtype": dtype,
+        "dtype": "bfloat16",
         "allow_tf32": True,
         "workspace_limit": 1 << 30,
         **changes,

@@ -34,7 +34,6 @@ ConvSpec Base() {
           {1, 2},
           /*flip=*/false,
           DataType::kBFloat16,
-          DataType::kBFloat16,
           /*allow_tf32=*/true};
 }
 
@@ -58,7 +57,6 @@ const std::vector<Change<ConvSpec>>& SpecChanges() {
       {"dilation", [](ConvSpec& s) { ++s.dilation[1]; }},
       {"flip", [](ConvSpec& s) { s.flip = true; }},
       {"dtype", [](ConvSpec& s) { s.dtype = DataType::kFloat16; }},
-      {"result_dtype", [](ConvSpec& s) { s.result_dtype = DataType::kFloat32; }},
       {"allow_tf32", [](ConvSpec& s) { s.allow_tf32 = false; }},
   };
   return *changes;
@@ -74,8 +72,8 @@ void CheckDiffer(const T& a, const T& b, const std::string& what) {
 // The bindings stop compiling when a member is added, which is the reminder to list it everywhere.
 void FieldsListEveryMember() {
   const ConvSpec spec = Base();
-  const auto& [op, x, w, y, stride, pre, post, dilation, flip, dtype, result_dtype, allow_tf32] = spec;
-  (void)std::tie(op, x, w, y, stride, pre, post, dilation, flip, dtype, result_dtype, allow_tf32);
+  const auto& [op, x, w, y, stride, pre, post, dilation, flip, dtype, allow_tf32] = spec;
+  (void)std::tie(op, x, w, y, stride, pre, post, dilation, flip, dtype, allow_tf32);
   static_assert(kFieldCount<ConvSpec> == 11);
   const PlanRequest request = BaseRequest();
   const auto& [inner, workspace_limit, alignment, device] = request;
@@ -147,7 +145,7 @@ void NamesAreReadAsTheyAreWritten() {
   CHECK(Throws(ErrorCode::kInvalidArgument, "'int8'", [] { (void)DataTypeFromName("int8"); }));
   CHECK(TextOf(Base()) ==
         "op=fprop x=(8,12,20,31) w=(6,4,3,5) y=(8,6,11,9) stride=(2,3) pre_padding=(1,0) "
-        "post_padding=(2,4) dilation=(1,2) flip=false dtype=bfloat16 result_dtype=bfloat16 allow_tf32=true");
+        "post_padding=(2,4) dilation=(1,2) flip=false dtype=bfloat16 allow_tf32=true");
 }
 
 void ValidateAcceptsWhatCuDnnCanBeAsked() {
