@@ -327,7 +327,9 @@ def high_padding(least: int, stride: int, low: int) -> int:
 def compute_cropped(arrays: dict[Role, jax.Array], spec: ConvSpec, layout: Layout) -> jax.Array:
     """Compute a primitive whose padding may be negative, on the part of x that is not cropped."""
     cropping = [_crop(*dimension) for dimension in zip(spec.x_shape[2:], spec.padding, strict=True)]
-    starts, stops, pads = (tuple(crop[part] for crop in cropping) for part in range(3))
+    starts = tuple(start for start, _, _ in cropping)
+    stops = tuple(stop for _, stop, _ in cropping)
+    pads = tuple(pad for _, _, pad in cropping)
     shape = (*spec.x_shape[:2], *(stop - start for start, stop in zip(starts, stops, strict=True)))
     cropped = replace(spec, x_shape=shape, padding=pads)
     first = layout.to_array("x", (0, 0, *starts))

@@ -136,11 +136,11 @@ def machine() -> dict[str, str | None]:
 
 def loaded_extension() -> Any:
     """The extension with cuDNN, which a process that spreads tests over others has not loaded."""
-    from jaxcudnn import _load
-
     try:
+        from jaxcudnn import _load
+
         return _load.cudnn()
-    except RuntimeError:
+    except (ImportError, RuntimeError):
         return None
 
 

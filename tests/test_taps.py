@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The convolution that stands in for `lax`'s where XLA has none for GPUs."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from test_readings import draw_call
 def test_random_calls(seed: int, dtype: str):
     lhs, rhs, arguments = draw_call(seed)
     numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, arguments["dimension_numbers"])
-    arguments = arguments | {"dimension_numbers": numbers}
+    arguments: dict[str, Any] = arguments | {"dimension_numbers": numbers}
     lhs, rhs = lhs.astype(dtype), rhs.astype(dtype)
     expected = lax.conv_general_dilated(lhs, rhs, **arguments)
     if expected.size == 0:

@@ -185,6 +185,16 @@ def test_report_is_written_and_gpu_tests_are_skipped_with_the_reason(tmp_path):
     assert report["python"].startswith(f"{sys.version_info[0]}.{sys.version_info[1]}.")
 
 
+def test_report_of_tests_in_several_processes(tmp_path):
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    options = ["-n", "2", "-m", "gpu", "--gpu-report", "gpu.json"]
+    result = run_pytest(tmp_path, "pass", *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert (report["passed"], report["failed"], report["skipped"]) == (0, 0, 2)
+    assert report["complete"] is True
+
+
 def test_required_gpu_turns_each_skip_into_a_failure(tmp_path):
     options = ["--gpu-report", "gpu.json"]
     result = run_pytest(tmp_path, "pytest.skip('odd')", *options, JAXCUDNN_REQUIRE_GPU="1")
