@@ -49,13 +49,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     wanted = any(item.get_closest_marker("gpu") for item in session.items)
-    config.stash[NO_GPU] = start_gpu() if wanted and not config.option.collectonly else None
+    platforms = getattr(config, "workerinput", {}).get("platforms", CHOSEN_PLATFORMS)
+    wanted = wanted and not config.option.collectonly
+    config.stash[NO_GPU] = start_gpu(platforms) if wanted else None
 
 
-def start_gpu() -> str | None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """Tell a process of pytest-xdist what was chosen; its environment has what was put instead."""
+    node.workerinput["platforms"] = CHOSEN_PLATFORMS
+
+
+def start_gpu(platforms: str) -> str | None:
     """Put JAX on the GPU, CPU beside it; the reason when that is not possible."""
-    if CHOSEN_PLATFORMS and not {"cuda", "gpu"} & set(CHOSEN_PLATFORMS.split(",")):
-        return f"JAX_PLATFORMS={CHOSEN_PLATFORMS}"
+    if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
+        return f"JAX_PLATFORMS={platforms}"
     if not any(map(os.path.exists, gpu_report.DEVICE_FILES)):
         return "no NVIDIA GPU on this machine"
     use_platforms("cuda,cpu")
