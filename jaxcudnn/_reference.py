@@ -63,6 +63,8 @@ def fprop(x: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.
 
 def dgrad(dy: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.Array:
     """Compute dx from dy and w."""
+    if 0 in spec.x_shape:  # said here, since rows are added below
+        return jnp.zeros(layout.to_array("x", spec.x_shape), spec.dtype)
     o, i, *window = layout.w
     w = lax.rev(_oriented(w, spec, layout), window)
     w = fold(unfold(w, o, spec.groups), o, i)  # (K, C / groups) to (K / groups, C)
