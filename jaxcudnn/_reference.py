@@ -63,8 +63,6 @@ def fprop(x: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.
 
 def dgrad(dy: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax.Array:
     """Compute dx from dy and w."""
-    if 0 in spec.x_shape:  # said here, since rows are added below
-        return jnp.zeros(layout.to_array("x", spec.x_shape), spec.dtype)
     o, i, *window = layout.w
     w = lax.rev(_oriented(w, spec, layout), window)
     w = fold(unfold(w, o, spec.groups), o, i)  # (K, C / groups) to (K / groups, C)
@@ -81,7 +79,8 @@ def dgrad(dy: jax.Array, w: jax.Array, *, spec: ConvSpec, layout: Layout) -> jax
     ends = [
         (max(0, -low), max(0, -high) + one) for (low, high), one in zip(pads, more, strict=True)
     ]
-    surplus = [(0, 0), (0, 0), *ends]
+    # What is empty stays so, and is not computed.
+    surplus = [(0, 0)] * (2 + len(ends)) if 0 in spec.x_shape else [(0, 0), (0, 0), *ends]
     larger = [size + sum(ends) for size, ends in zip(spec.x_shape, surplus, strict=True)]
     dx = _convolve(
         dy,
