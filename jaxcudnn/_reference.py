@@ -102,7 +102,8 @@ def dgrad(
     ends = [
         (max(0, -low), max(0, -high) + one) for (low, high), one in zip(pads, more, strict=True)
     ]
-    surplus = [(0, 0), (0, 0), *ends]
+    # What is empty stays so, and is not computed.
+    surplus = [(0, 0)] * (2 + len(ends)) if 0 in spec.x_shape else [(0, 0), (0, 0), *ends]
     larger = [size + sum(ends) for size, ends in zip(spec.x_shape, surplus, strict=True)]
     dx = _convolve(
         dy,

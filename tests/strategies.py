@@ -173,7 +173,7 @@ def calls(draw: st.DrawFn, space: Space) -> Call:
     ones = (1,) * rank
     if lhs_dilation == ones and _rarely(draw, 4):
         padding = draw(_one_of("VALID", "SAME", "SAME_LOWER", "same"))
-    x64 = draw(st.booleans())
+    x64 = set(space.dtypes) <= set(X64) or draw(st.booleans())
     dtype, preferred, largest = _element_type(draw, space, x64)
     return Call(
         lhs_shape=_placed(lhs_shape, layout.lhs_spec),

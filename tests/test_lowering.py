@@ -195,6 +195,15 @@ def test_cuda_gets_one_call_unless_there_is_nothing_to_compute(case, computed):
     assert len(found) == (0 if empty else 1)
 
 
+def test_gradient_of_nothing_computes_nothing():
+    """The padding alone is covered by the window, twice."""
+    shape = shaped((1, 1, 2))
+    text = lower(
+        lambda dy, w: jaxcudnn.conv_dgrad(dy, w, (0,), pre_padding=1, post_padding=2), shape, shape
+    )
+    assert "stablehlo.convolution" not in text
+
+
 @pytest.mark.parametrize("platform", ["cpu", "tpu", "rocm"])
 @pytest.mark.parametrize("computed", OPERANDS)
 def test_other_platforms_get_lax(platform, computed):
