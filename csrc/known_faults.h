@@ -19,9 +19,14 @@ namespace jaxcudnn {
   // Engines 1 and 20 take the low padding for the high one too (cuDNN 9.19 on an H200: wrong in 453
   // of 557 filter gradients with asymmetric padding, right in all 40 with symmetric padding).
   constexpr std::string_view kIgnoreHighPadding[] = {"eng1", "eng20"};
-  return spec.op == ConvOp::kWgrad && spec.pre_padding != spec.post_padding &&
-         std::count(std::begin(kIgnoreHighPadding), std::end(kIgnoreHighPadding),
-                    EngineOf(plan_name)) > 0;
+  // Engine 61 (depthwise filter gradients) keeps partial sums in the arrays' dtype, so that float16
+  // results err by up to 0.6 % (the same cuDNN); in float32 it is right.
+  constexpr std::string_view kRoundsPartialSums = "eng61";
+  if (spec.op != ConvOp::kWgrad) return false;
+  const std::string_view engine = EngineOf(plan_name);
+  if (engine == kRoundsPartialSums) return RowOf(spec.dtype).bytes == 2;
+  return spec.pre_padding != spec.post_padding &&
+         std::count(std::begin(kIgnoreHighPadding), std::end(kIgnoreHighPadding), engine) > 0;
 }
 
 }  // namespace jaxcudnn

@@ -42,9 +42,10 @@ def conv_general_dilated(
     differentiable to any order in both modes, and can be mapped over any axes with `jax.vmap`.
 
     Args:
-        lhs: the input, of shape (N, C, *spatial) in the order that `dimension_numbers` gives, with
-            one to three spatial dimensions. float16, bfloat16 or float32; products are summed in
-            float32 whichever it is.
+        lhs: the input, of shape (N, C, *spatial) in the order that `dimension_numbers` gives, of
+            any number of spatial dimensions and any dtype of numbers or truth values. Products of
+            floating-point numbers are summed in float32, or in float64 if that is the dtype of
+            operands or result.
         rhs: the filter, of shape (K, C / feature_group_count, *window) in the order that
             `dimension_numbers` gives, and of the dtype of `lhs`.
         window_strides: by how many positions the window advances, for each spatial dimension.
@@ -65,12 +66,15 @@ def conv_general_dilated(
         precision: None, for `jax_default_matmul_precision`; or a `jax.lax.Precision`, its name, or
             a pair of either. float32 operands may be rounded to TF32 unless one of the two says
             HIGHEST, as under `lax`.
-        preferred_element_type: None or the dtype of the operands so far.
-        out_sharding: only None so far.
+        preferred_element_type: the dtype of the result; None for that of the operands. Of their
+            kind, or floating-point for integers, and not narrower. Gradients keep the dtype of
+            what they are gradients of.
+        out_sharding: None; or, under explicit sharding, that of the result, as in `lax`, which
+            then computes the call.
 
     Returns:
         An array of shape (N / batch_group_count, K, *out), in the order that `dimension_numbers`
-        gives, of the operands' dtype, with out = max(0, floor((extent(size, lhs_dilation) + low +
+        gives, of dtype `preferred_element_type`, with out = max(0, floor((extent(size, lhs_dilation) + low +
         high - extent(window, rhs_dilation)) / stride) + 1) and extent(n, d) = d * (n - 1) + 1, or
         0 if n is 0 (https://openxla.org/xla/operation_semantics#conv_convolution). A sum over
         nothing is 0.
@@ -78,10 +82,9 @@ def conv_general_dilated(
     Raises:
         TypeError: if an argument is of the wrong kind, or the dtypes differ.
         ValueError: if shapes, channels, groups or geometry do not fit together.
-        NotImplementedError: if an argument asks for what is marked "so far" above, or for another
-            dtype or number of spatial dimensions.
 
-    Differs from `lax` in that a window of size 0 gives zeros, where XLA refuses it.
+    Differs from `lax` in that a window of size 0 gives zeros, where XLA refuses it. Operands that
+    are sharded over explicit mesh axes, or of symbolic sizes other than N, are left to `lax`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -43,8 +43,7 @@ def conv_fprop(
     and strides are whatever the arrays have; only `dimension_numbers` is not cuDNN's.
 
     Args:
-        image: shape (N, C, *spatial), with one to three spatial dimensions; float16, bfloat16 or
-            float32.
+        image: shape (N, C, *spatial), of any dtype that `conv_general_dilated` takes.
         weight: shape (K, C / groups, *window), of the image's dtype.
         padding: zeros on both sides of each spatial dimension: an integer for all, or one for
             each; none negative. Either this is given, or both of the next two are.
@@ -55,7 +54,8 @@ def conv_fprop(
         dilation: the distance between the filter's taps, likewise.
         convolution_mode: 'CROSS_CORRELATION', or 'CONVOLUTION' to reverse the window first; a
             string in either case or an enumerator of cuDNN's with that name.
-        compute_data_type: what products are summed in: None, float32 or its name in cuDNN, FLOAT.
+        compute_data_type: None, or what products are summed in, for floating-point numbers
+            float32 or its name in cuDNN, FLOAT, unless any are float64.
         name: if not empty, the `jax.named_scope` in which the operation appears in profiles.
         dimension_numbers: None, for channels first in all arrays, as cuDNN counts dimensions; or
             the orders of image, filter and response, as in `conv_general_dilated`.
@@ -73,7 +73,8 @@ def conv_fprop(
         TypeError: if an argument is of the wrong kind, the dtypes differ, or the padding is given
             in no form or in both.
         ValueError: if shapes, channels or geometry do not fit together.
-        NotImplementedError: if a dtype or number of spatial dimensions is not supported yet.
+        NotImplementedError: for another `compute_data_type`, or for operands that are sharded over
+            explicit mesh axes.
 
     Example:
         >>> import jax.numpy as jnp
@@ -124,7 +125,7 @@ def conv_dgrad(  # noqa: D417 (the rest is as for conv_fprop)
     It is also what other libraries call a transposed convolution.
 
     Args:
-        loss: the gradient of the response, of shape (N, K, *out); float16, bfloat16 or float32.
+        loss: the gradient of the response, of shape (N, K, *out).
         filter: shape (K, C / groups, *window), of the dtype of `loss`.
         image_spatial_shape: the spatial sizes of the image, in the order of the filter's spatial
             dimensions. A stride maps several to the same `out`, so `loss` does not determine them.
@@ -191,7 +192,7 @@ def conv_wgrad(  # noqa: D417 (the rest is as for conv_fprop)
     """Compute the gradient of `conv_fprop` with respect to its weight.
 
     Args:
-        image: shape (N, C, *spatial); float16, bfloat16 or float32.
+        image: shape (N, C, *spatial).
         loss: the gradient of the response, of shape (N, K, *out) and the image's dtype.
         filter_spatial_shape: the window's sizes, which a stride leaves undetermined.
         groups: the number of groups, which neither array shows.

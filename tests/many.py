@@ -38,6 +38,7 @@ ENVIRONMENT = {
     "JAX_NUMPY_DTYPE_PROMOTION": "strict",
     "JAX_NUMPY_RANK_PROMOTION": "raise",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "XLA_FLAGS": "--xla_gpu_autotune_level=0",  # of XLA's own kernels, which takes long
 }
 LOG, BATCH, REPORT = "log", "batch.py", "report.json"
 GRACE = 60  # seconds for a process to start, and to end after its time

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import dtype_table
 import jaxcudnn
 from jaxcudnn._dtypes import allows_tf32, computed_in, is_exact
 from jaxcudnn._spec import ConvSpec
@@ -138,3 +139,7 @@ def test_exact_means_that_no_number_changes(source: str, target: str):
         numbers = numbers[np.isfinite(numbers.astype(np.float64))]
         converted = numbers.astype(target).astype(np.float64)
     assert is_exact(source, target) == np.array_equal(converted, numbers.astype(np.float64))
+
+
+def test_the_table_in_the_docs():
+    assert dtype_table.with_table(dtype_table.PAGE.read_text()) == dtype_table.PAGE.read_text()

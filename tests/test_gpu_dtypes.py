@@ -87,6 +87,17 @@ def test_sums_of_int8_beyond_float32_are_exact():
     np.testing.assert_array_equal(y, 2048 * 127 * 127 - 127)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("window", [3, 5])
+def test_partial_sums_are_not_rounded(window: int, dtype: str):
+    """Depthwise filter gradients over many positions, as large as the dtype still counts."""
+    conv = case("long", (64, 64), (window, window), "SAME", n=8, c=104, k=104, groups=104,
+                dimension_numbers=CHANNELS_LAST[2])  # fmt: skip
+    x, dy = integers(0, conv.x_shape, dtype), integers(1, conv.y_shape, dtype)
+    exact, _ = oracle.compute("w", x, dy, case=conv)
+    np.testing.assert_array_equal(jax.jit(conv.cudnn("w"))(x, dy), exact.astype(dtype))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gradients_of_a_wider_result(dtype: str):
     """In the dtype of what they are gradients of, each rounded once."""

@@ -12,7 +12,7 @@ import pytest
 import many
 import sweep
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("many")]
 
 EXAMPLES = int(os.environ.get("JAXCUDNN_EXAMPLES", "20000"))
 WORKERS = int(os.environ.get("JAXCUDNN_WORKERS", min(12, os.cpu_count() or 1)))
@@ -34,7 +34,7 @@ def run_and_show(capsys, record_property):
 
 
 def test_calls(run):
-    run("strategies:share", EXAMPLES, seconds=240)
+    run("strategies:share", EXAMPLES, seconds=420)
 
 
 def test_sweep(run):

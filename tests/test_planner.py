@@ -196,6 +196,13 @@ class TestPlansThatAreNotUsed:
         plan = native.plan_from_properties(PROPERTIES, **asymmetric)
         assert plan.name.split("_")[0] not in ("eng1", "eng20")
 
+    def test_engine_that_rounds_partial_sums(self, native):
+        depthwise = layer("wgrad", (8, 104, 64, 64), (104, 1, 3, 3), dtype="float32")
+        plan = native.plan_from_properties(PROPERTIES, **depthwise)
+        assert plan.name.startswith("eng61_")  # else the next lines show nothing
+        plan = native.plan_from_properties(PROPERTIES, **depthwise | {"dtype": "float16"})
+        assert plan.name.split("_")[0] != "eng61"
+
     @pytest.mark.parametrize("op", OPERATIONS)
     @pytest.mark.parametrize(("dtype", "alignment"), [("bfloat16", 2), ("float32", 4)])
     def test_small_alignment_gets_the_generic_engine(self, native, op, dtype, alignment):

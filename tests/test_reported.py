@@ -105,6 +105,7 @@ def test_reduced_size_on_gpu(reported: Reported):
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("large")
 @over(REPORTED)
 def test_reported_size_on_gpu(reported: Reported):
     """The operands are made where they are used, and only drawn elements leave the device."""

@@ -27,6 +27,19 @@ void OnlyFilterGradientsWithAsymmetricPadding() {
   }
 }
 
+void PartialSumsInTheArraysDtype() {
+  ConvSpec spec = Padded(ConvOp::kWgrad, 1, 1);
+  CHECK(!ComputesWrongNumbers(spec, "eng61_k2=2_k12=264"));
+  for (DataType type : {DataType::kFloat16, DataType::kBFloat16}) {
+    spec.dtype = type;
+    CHECK(ComputesWrongNumbers(spec, "eng61_k2=2_k12=264"));
+    CHECK(!ComputesWrongNumbers(spec, "eng62_k2=4_k17=198"));
+    spec.op = ConvOp::kFprop;
+    CHECK(!ComputesWrongNumbers(spec, "eng61_k2=2_k12=264"));
+    spec.op = ConvOp::kWgrad;
+  }
+}
+
 void NotOtherEnginesOfLikeName() {
   for (const char* plan : {"eng0", "eng10", "eng12_k2=1", "eng2", "eng200", "eng21"}) {
     CHECK(!ComputesWrongNumbers(Padded(ConvOp::kWgrad, 1, 0), plan));
@@ -40,6 +53,7 @@ int main() {
   using namespace jaxcudnn;
   TheEngineIsTheNamesFirstPart();
   OnlyFilterGradientsWithAsymmetricPadding();
+  PartialSumsInTheArraysDtype();
   NotOtherEnginesOfLikeName();
   return testing::failures != 0;
 }
