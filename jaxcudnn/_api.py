@@ -74,10 +74,13 @@ def conv_general_dilated(
 
     Returns:
         An array of shape (N / batch_group_count, K, *out), in the order that `dimension_numbers`
-        gives, of dtype `preferred_element_type`, with out = max(0, floor((extent(size, lhs_dilation) + low +
-        high - extent(window, rhs_dilation)) / stride) + 1) and extent(n, d) = d * (n - 1) + 1, or
-        0 if n is 0 (https://openxla.org/xla/operation_semantics#conv_convolution). A sum over
-        nothing is 0.
+        gives, of dtype `preferred_element_type`, with
+
+            out = max(0, floor((extent(size, lhs_dilation) + low + high
+                                - extent(window, rhs_dilation)) / stride) + 1)
+
+        and extent(n, d) = d * (n - 1) + 1, or 0 if n is 0
+        (https://openxla.org/xla/operation_semantics#conv_convolution). A sum over nothing is 0.
 
     Raises:
         TypeError: if an argument is of the wrong kind, or the dtypes differ.

@@ -46,8 +46,7 @@ def convolution(
     all spatial dimensions, by itself or as a sequence, or a sequence of one for each.
 
     Args:
-        a: the input, of shape (N, C_in, *spatial), with one to three spatial dimensions. float16,
-            bfloat16 or float32.
+        a: the input, of shape (N, C_in, *spatial), of any dtype that `conv_general_dilated` takes.
         weight: the filter, of shape (C_out, C_in / groups, *window), or if transposed
             (C_in, C_out / groups, *window); of the dtype of `a`.
         bias: None, or what is added to each output channel, of shape (C_out,) and that dtype.
