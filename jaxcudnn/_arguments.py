@@ -271,12 +271,16 @@ def parse_layout(caller: Caller, dimension_numbers: Any, num_spatial: int) -> La
     if dimension_numbers is None:
         return Layout(*(tuple(axes),) * 3)
     if isinstance(dimension_numbers, lax.ConvDimensionNumbers):
-        layout = Layout(*(tuple(map(int, positions)) for positions in dimension_numbers))
+        rule = (
+            f"{caller}: dimension_numbers must be three permutations of the axes 0 to {axes[-1]}, "
+            f"got {dimension_numbers}; write three strings instead"
+        )
+        try:
+            layout = Layout(*(tuple(map(operator.index, order)) for order in dimension_numbers))
+        except TypeError as error:
+            raise TypeError(rule) from error
         if any(sorted(positions) != list(axes) for positions in layout):
-            raise ValueError(
-                f"{caller}: dimension_numbers must be three permutations of the axes 0 to "
-                f"{axes[-1]}, got {dimension_numbers}; write three strings instead"
-            )
+            raise ValueError(rule)
         return layout
     if not (
         isinstance(dimension_numbers, (tuple, list))
