@@ -4,8 +4,12 @@
 import re
 from pathlib import Path
 
+import numpy as np
+
+import jaxcudnn
+
 README = (Path(__file__).parents[1] / "README.md").read_text()
-FIRST, SECOND = re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+FIRST, SECOND, THIRD = re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 
 
 def test_first_block():
@@ -22,6 +26,15 @@ def test_second_block():
     assert names["y"].shape == names["dy"].shape
     assert names["dx"].shape == names["x"].shape
     assert names["dw"].shape == names["w"].shape
+
+
+def test_third_block():
+    names = {}
+    exec(FIRST + SECOND + THIRD, names)
+    y, x8, w8 = (names[name] for name in ("y", "x8", "w8"))
+    assert y.dtype == "bfloat16"
+    same = jaxcudnn.conv_fprop(x8, w8, padding=1, preferred_element_type="float32") * 0.125
+    np.testing.assert_array_equal(y, same.astype("bfloat16"))
 
 
 def test_what_a_reader_needs_comes_first():
