@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.dtypes import canonicalize_dtype
 from jax.sharding import NamedSharding, get_abstract_mesh
@@ -111,6 +112,11 @@ def check_is_array(caller: Caller, name: str, value: object) -> None:
         raise TypeError(
             f"{caller}: {name} must be a JAX or NumPy array, got a ShapeDtypeStruct; give that to "
             f"jax.eval_shape"
+        )
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError(
+            f"{caller}: {name} must have a number everywhere, got a masked array; fill it with "
+            f"filled()"
         )
     is_array, dtype = hasattr(value, "shape"), getattr(value, "dtype", None)
     if dtype is not None and not any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, bool)):
