@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from . import _arguments, _readings
+from . import _arguments, _array_arguments, _readings
 from ._arguments import Caller
 from ._dtypes import resolve_precision
 from ._readings import Call
@@ -50,7 +50,7 @@ class Operands(NamedTuple):
         """
         sizes = (*self.lhs_shape[1:], *self.rhs_shape)
         symbolic = not all(isinstance(size, int) for size in sizes)
-        return symbolic or any(map(_arguments.is_explicitly_sharded, (self.lhs, self.rhs)))
+        return symbolic or any(map(_array_arguments.is_explicitly_sharded, (self.lhs, self.rhs)))
 
     def read(self, caller: Caller, name: str, value: Any, default: int | None = None) -> Shape:
         """Read strides or a dilation as `lax` takes them."""
@@ -62,7 +62,7 @@ class Operands(NamedTuple):
 def as_arrays(caller: Caller, operands: Mapping[Role, ArrayLike]) -> dict[Role, jax.Array]:
     """Turn what `lax` would take for arrays into arrays."""
     for role, value in operands.items():
-        _arguments.check_is_array(caller, getattr(caller, role), value)
+        _array_arguments.check_is_array(caller, getattr(caller, role), value)
     return {role: jnp.asarray(value) for role, value in operands.items()}
 
 
@@ -76,13 +76,13 @@ def read_operands(
 ) -> Operands:
     """Check the arrays and what is said about arrays."""
     operands = as_arrays(caller, {"x": lhs, "w": rhs})
-    num_spatial, dtype = _arguments.check_operands(caller, operands)
+    num_spatial, dtype = _array_arguments.check_operands(caller, operands)
     return Operands(
         operands["x"],
         operands["w"],
         _arguments.parse_layout(caller, dimension_numbers, num_spatial),
         dtype,
-        _arguments.parse_result_dtype(caller, dtype, preferred_element_type),
+        _array_arguments.parse_result_dtype(caller, dtype, preferred_element_type),
     )
 
 
@@ -109,7 +109,7 @@ def general(
         dimension_numbers,
         preferred_element_type=preferred_element_type,
     )
-    _arguments.check_out_sharding(caller, out_sharding)
+    _array_arguments.check_out_sharding(caller, out_sharding)
     if operands.is_for_lax or out_sharding is not None:
         return lax.conv_general_dilated(
             operands.lhs, operands.rhs, window_strides, padding, lhs_dilation, rhs_dilation,

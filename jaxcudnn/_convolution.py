@@ -7,7 +7,7 @@ import jax
 from jax import lax
 from jax.typing import ArrayLike
 
-from . import _arguments, _calls, _readings, _torch_arguments
+from . import _arguments, _array_arguments, _calls, _readings, _torch_arguments
 from ._arguments import Caller
 from ._calls import Operands
 from ._dtypes import Dtypes, accumulator, is_complex, resolve_precision
@@ -89,7 +89,7 @@ def convolution(
     transposed = _torch_arguments.parse_transposed(_TORCH, transposed)
     caller = _TORCH_TRANSPOSED if transposed else _TORCH
     operands = _calls.read_operands(caller, a, weight)
-    _arguments.refuse_explicit_sharding(caller, {"x": operands.lhs, "w": operands.rhs})
+    _array_arguments.refuse_explicit_sharding(caller, {"x": operands.lhs, "w": operands.rhs})
 
     def numbers(name: str, value: int | Sequence[int], minimum: int) -> Shape:
         return _torch_arguments.parse_numbers(

@@ -9,7 +9,7 @@ import jax
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from . import _arguments, _calls, _cudnn_arguments, _numbers
+from . import _arguments, _array_arguments, _calls, _cudnn_arguments, _numbers
 from ._arguments import Caller
 from ._dtypes import Dtypes, accumulator, is_integer, resolve_precision
 from ._spec import Role
@@ -251,12 +251,12 @@ def _cudnn(
 ) -> jax.Array:
     """Compute the role that `operands` leaves out; unless it is y, the caller says how large."""
     arrays = _calls.as_arrays(caller, operands)
-    num_spatial, dtype = _arguments.check_operands(caller, arrays)
-    _arguments.refuse_explicit_sharding(caller, arrays)
+    num_spatial, dtype = _array_arguments.check_operands(caller, arrays)
+    _array_arguments.refuse_explicit_sharding(caller, arrays)
     layout = _arguments.parse_layout(caller, dimension_numbers, num_spatial)
     shapes = {role: layout.to_logical(role, a.shape) for role, a in arrays.items()}
     x_shape, w_shape, groups = _arguments.complete_shapes(caller, shapes, spatial_shape, groups)
-    wanted = _arguments.parse_result_dtype(caller, dtype, preferred_element_type)
+    wanted = _array_arguments.parse_result_dtype(caller, dtype, preferred_element_type)
     scale = _cudnn_arguments.parse_descales(caller, descales, wanted)
     # What is still to be multiplied by a scale is not rounded before.
     sums = accumulator(dtype, dtype, "int32" if is_integer(dtype) else wanted)
