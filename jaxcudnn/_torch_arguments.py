@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from ._arguments import Caller, check_is_array, parse_ints
+from ._arguments import Caller, parse_ints
+from ._array_arguments import check_is_array
 from ._spec import Pads, Shape, extent
 
 
