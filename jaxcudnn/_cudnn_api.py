@@ -276,4 +276,4 @@ def _cudnn(
     _arguments.check_name(caller, name)
     with jax.named_scope(name) if name else nullcontext():
         computed = _numbers.compute(arrays, spec=spec, layout=layout)
-        return computed if scale is None else (computed * scale).astype(wanted)
+        return computed if scale is None else (computed.astype(scale.dtype) * scale).astype(wanted)

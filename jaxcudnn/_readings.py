@@ -31,9 +31,9 @@ A call may also have rhs reversed before it slides. Where rhs is w, the `ConvSpe
 if it otherwise would not, and the other way round, which costs nothing. In the gradients, where rhs
 is x or y, it would have to be copied, so they are not offered.
 
-Where neither b nor s is 1, (1) is solved by phases. Let b' = b / gcd(b, s) and m = b / gcd(b, d).
-For outputs p = b' q + a with a fixed, s b' is a multiple of b, so b divides s a + d r - lo for
-every m-th r or for none. Those r = m t + e meet
+Where some b is not 1 and some s neither, (1) is solved by phases, in each dimension with b > 1. Let
+b' = b / gcd(b, s) and m = b / gcd(b, d). For outputs p = b' q + a with a fixed, s b' is a multiple
+of b, so b divides s a + d r - lo for every m-th r or for none. Those r = m t + e meet
 
     i = (s b' / b) q + (d m / b) t - (lo - s a - d e) / b
 
@@ -49,7 +49,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import _numbers
+from . import _numbers, _primitives
 from ._axes import fold, unfold
 from ._dtypes import Dtypes, PrecisionPair
 from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent
@@ -112,14 +112,14 @@ def convolve(lhs: jax.Array, rhs: jax.Array, call: Call) -> jax.Array:
     """Compute a call through the reading that suits it best."""
     if 0 in (*call.lhs_shape, *call.rhs_shape, *call.out_shape):
         # An empty sum is zero, also where the window is empty, which no reading describes.
-        return jnp.zeros(call.layout.to_array("y", call.out_shape), call.result_dtype)
+        return _zeros(call.layout.to_array("y", call.out_shape), lhs, rhs, call)
     readings = [kind(call) for kind in _possible(call)]
     smallest = min((reading.window for reading in readings), default=0)
     best = min(readings, key=lambda reading: reading.cost(smallest), default=None)
-    mixed = [i for i, (b, s) in enumerate(zip(call.lhs_dilation, call.strides, strict=True))
-             if b > 1 and (s > 1 or best is None)]  # fmt: skip
+    spread = [i for i, b in enumerate(call.lhs_dilation) if b > 1]
+    mixed = spread and any(s > 1 for s in call.strides)
     if mixed and (best is None or best.window > LARGE_WINDOW):
-        return _by_phases(lhs, rhs, call, mixed[0])
+        return _by_phases(lhs, rhs, call, spread[0])
     assert best is not None  # the table covers what has no dilated dimension
     return best.compute(lhs, rhs)
 
@@ -395,11 +395,16 @@ def _by_phases(lhs: jax.Array, rhs: jax.Array, call: Call, dimension: int) -> ja
         parts.append(convolve(lhs, selected, one))
     shape = list(call.layout.to_array("y", call.out_shape))
     shape[axis] = longest
-    zeros = jnp.zeros(shape, call.result_dtype)
+    zeros = _zeros(shape, lhs, rhs, call)
     whole = [zeros if part is None else _lengthened(part, axis, longest) for part in parts]
     shape[axis] = longest * phases
     interleaved = jnp.stack(whole, axis + 1).reshape(shape)
     return lax.slice_in_dim(interleaved, 0, total, axis=axis)
+
+
+def _zeros(shape: Sequence[int], lhs: jax.Array, rhs: jax.Array, call: Call) -> jax.Array:
+    """Give a result of zeros, which varies over mesh axes as one that is computed would."""
+    return _primitives.vary_as(jnp.zeros(shape, call.result_dtype), lhs, rhs)
 
 
 def _with(numbers: tuple, index: int, number) -> tuple:

@@ -4,11 +4,15 @@
 XLA:GPU refuses integers, and ends the process for more than three spatial dimensions or for none.
 With the names of `_readings`, and lhs already spread out and padded so that its position is
 s p + d r: the product of tap r is a matrix product, over input channels, of the positions d r,
-d r + s, ... of lhs with the filter's tap r.
+d r + s, ... of lhs with the filter's tap r. Where the output has fewer positions than the window,
+as filter gradients have, it is one product for each of them instead: of the window there with the
+whole filter.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -45,32 +49,37 @@ def convolve(
             x.shape[2:], w.shape[2:], rhs_dilation, window_strides, strict=True
         )
     ]
-    groups = feature_group_count * batch_group_count
-    total = None
-    for r in itertools.product(*map(range, w.shape[2:])):
-        starts = [tap * d for tap, d in zip(r, rhs_dilation, strict=True)]
-        stops = [
-            start + s * (size - 1) + 1
-            for start, s, size in zip(starts, window_strides, out, strict=True)
-        ]
-        seen = lax.slice(x, (0, 0, *starts), (*x.shape[:2], *stops), (1, 1, *window_strides))
-        # Groups first: those of channels, or those of images, of which the other is 1.
-        n = seen.shape[0]
-        seen = seen.reshape(
-            batch_group_count, n // batch_group_count, feature_group_count, -1, *out
-        )
-        tap = w[(slice(None), slice(None), *r)].reshape(groups, -1, w.shape[1])
-        product = jnp.einsum(
-            "bnfc...,bfoc->nbfo...",
-            seen,
-            tap.reshape(batch_group_count, feature_group_count, *tap.shape[1:]),
-            precision=precision,
-            preferred_element_type=preferred_element_type,
-        )
-        total = product if total is None else total + product
+    einsum = partial(jnp.einsum, precision=precision, preferred_element_type=preferred_element_type)
+    # Groups first: those of channels, or those of images, of which the other is 1.
+    images, group = x.shape[0] // batch_group_count, (batch_group_count, feature_group_count)
+    if math.prod(out) < math.prod(w.shape[2:]):
+        filters = w.reshape(*group, -1, math.prod(w.shape[1:]))
+        parts = []
+        for p in itertools.product(*map(range, out)):
+            starts = [s * position for s, position in zip(window_strides, p, strict=True)]
+            seen = _strided(x, starts, rhs_dilation, w.shape[2:])
+            seen = seen.reshape(batch_group_count, images, feature_group_count, filters.shape[-1])
+            parts.append(einsum("bnfc,bfoc->nbfo", seen, filters))
+        total = jnp.stack(parts, axis=-1)
+    else:
+        total = None
+        for r in itertools.product(*map(range, w.shape[2:])):
+            starts = [d * tap for d, tap in zip(rhs_dilation, r, strict=True)]
+            seen = _strided(x, starts, window_strides, out)
+            seen = seen.reshape(batch_group_count, images, feature_group_count, -1, *out)
+            tap = w[(slice(None), slice(None), *r)].reshape(*group, -1, w.shape[1])
+            product = einsum("bnfc...,bfoc->nbfo...", seen, tap)
+            total = product if total is None else total + product
     assert total is not None  # no window is empty
-    images = lhs.shape[dimension_numbers.lhs_spec[0]] // batch_group_count
     return total.reshape(images, w.shape[0], *out).transpose(_inverse(dimension_numbers.out_spec))
+
+
+def _strided(
+    x: jax.Array, starts: Sequence[int], steps: Sequence[int], sizes: Sequence[int]
+) -> jax.Array:
+    """Take so many positions of each spatial dimension, from a start and at a distance."""
+    stops = [a + b * (n - 1) + 1 for a, b, n in zip(starts, steps, sizes, strict=True)]
+    return lax.slice(x, (0, 0, *starts), (*x.shape[:2], *stops), (1, 1, *steps))
 
 
 def _inverse(axes: Sequence[int]) -> list[int]:

@@ -133,6 +133,28 @@ def test_a_replicated_tangent_varies_as_what_it_multiplies():
     np.testing.assert_array_equal(over_devices(P("devices"))(*arrays), expected)
 
 
+@pytest.mark.parametrize(
+    "size, window, geometry",
+    [
+        (0, 3, {"padding": [(1, 1)], "window_strides": (1,)}),
+        (5, 2, {"padding": [(1, 1)], "window_strides": (2,), "lhs_dilation": (2,),
+                "rhs_dilation": (2,)}),
+    ],
+    ids=["nothing to sum", "nothing that meets"],
+)  # fmt: skip
+def test_zeros_vary_as_what_is_computed_does(size, window, geometry):
+    def conv(x, w):
+        y = jaxcudnn.conv_general_dilated(x, w, **geometry)
+        assert jax.typeof(y).manual_axis_type.varying == {"devices"}
+        return y
+
+    ours = jax.shard_map(
+        conv, mesh=mesh(AxisType.Auto), in_specs=(P("devices"), P()), out_specs=P("devices")
+    )
+    y = jax.jit(ours)(jnp.ones((4, 2, size)), jnp.ones((3, 2, window)))
+    np.testing.assert_array_equal(y, jnp.zeros_like(y))
+
+
 def test_vmap_over_none_varies_as_its_operands_do():
     (case, _) = CASES
     x, w = case.operands("y", integers)

@@ -176,6 +176,24 @@ def test_cudnn_arguments_that_mean_the_same(arguments):
     )
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("role", cases.OPERANDS)
+def test_descales_multiply_the_sum_before_it_is_rounded(role: str, dtype: str):
+    """The sum by itself is infinite in float16."""
+    first, second = {
+        "y": ("image_descale", "weight_descale"),
+        "x": ("loss_descale", "filter_descale"),
+        "w": ("image_descale", "loss_descale"),
+    }[role]
+    c = cases.case("one", (1,), (1,), n=9 if role == "w" else 1, c=1 if role != "y" else 9,
+             k=1 if role != "x" else 9)  # fmt: skip
+    a, b = (jnp.full(array.shape, 120, dtype) for array in c.operands(role))
+    compute = c.cudnn(role, preferred_element_type="float16", **{first: 0.5, second: 0.25})
+    with jax.numpy_dtype_promotion("strict"):
+        result = compute(a, b)
+    assert result.dtype == "float16" and result.ravel().tolist() == [9 * 120 * 120 / 8]
+
+
 def test_name_is_a_named_scope():
     x, w = jnp.ones((1, 2, 4)), jnp.ones((3, 2, 2))
     stem = jax.jit(lambda x, w: jaxcudnn.conv_fprop(x, w, padding=0, name="stem"))

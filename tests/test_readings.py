@@ -212,3 +212,12 @@ def test_phases_multiply_by_no_zero():
     )  # fmt: skip
     assert len(found) == 2
     assert sum(window for (window,) in found) == 5
+
+
+def test_no_large_window_where_one_dimension_is_spread_and_another_strided():
+    """Two phases, each of some of the taps; a reading of the whole has the output for a window."""
+    found = windows(
+        lambda x, w: jaxcudnn.conv_general_dilated(x, w, (1, 2), ((1, 1), (1, 1)), (2, 1)),
+        (1, 1, 100, 100), (1, 1, 3, 3),
+    )  # fmt: skip
+    assert sorted(found) == [(1, 3), (2, 3)]

@@ -77,7 +77,9 @@ def test_the_filter_gradient_is_rounded_once():
     assert float(dw[0, 0, 0]) == 772 and dw.dtype == "bfloat16"
 
 
-@pytest.mark.parametrize("images, length, parts", [(4, 8, 4), (1, 64, 3), (2, 2, 1)])
+@pytest.mark.parametrize(
+    "images, length, parts", [(4, 8, 4), (1, 64, 3), (2, 2, 1), (2, 16, 2 * 3)]
+)
 def test_lowering_splits(monkeypatch, images: int, length: int, parts: int):
     monkeypatch.setattr(_lowering, "MOST_ELEMENTS", 8 * (8 if images > 1 else 32))
     shapes = (images, length, 8), (8, 3, 8)

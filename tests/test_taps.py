@@ -31,6 +31,13 @@ def test_random_calls(seed: int, dtype: str):
     assert computed.dtype == dtype
 
 
+def test_a_filter_gradient_is_a_product_for_each_tap():
+    """And not for each position of the output's gradient, which is the window there."""
+    x, dy = shaped((1, 2, 20, 20), "int8"), shaped((1, 3, 20, 20), "int8")
+    text = lower(lambda x, dy: jaxcudnn.conv_wgrad(x, dy, (3, 3), padding=1), x, dy)
+    assert text.count("stablehlo.dot_general") == 9
+
+
 UNKNOWN_TO_XLA = {
     "integers": ((2, 5, 5, 3), (4, 2, 2, 3), "int16"),
     "no spatial dimension": ((2, 3), (4, 3), "float32"),
