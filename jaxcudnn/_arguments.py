@@ -218,8 +218,8 @@ def parse_ints(
         with suppress(TypeError):
             value = (operator.index(value),) * num_spatial
     try:
-        if isinstance(value, (set, frozenset)):
-            raise TypeError("a set has no order")
+        if isinstance(value, (set, frozenset, Mapping)):
+            raise TypeError("no sequence, though it can be iterated over")
         values = tuple(operator.index(number) for number in value)
     except TypeError as error:
         kind = "an integer or a sequence of integers" if scalar else "a sequence of integers"

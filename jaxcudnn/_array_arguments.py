@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading what users say of arrays: the operands, and the dtype and sharding of the result."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -109,6 +110,14 @@ def parse_result_dtype(caller: Caller, dtype: str, preferred: Any) -> str:
             f"{caller}: preferred_element_type must be a dtype, got {preferred!r}; leave it out "
             f"for the operands' own"
         ) from error
+    # Python's own types mean whatever JAX has for them.
+    by_name = not any(preferred is kind for kind in (bool, int, float, complex))
+    if by_name and jnp.dtype(preferred) != wanted:
+        warnings.warn(
+            f"{caller}: preferred_element_type {jnp.dtype(preferred)} is not available and becomes "
+            f"{wanted}; set jax_enable_x64 for it",
+            stacklevel=5,
+        )
     allowed = {
         "b": (jnp.bool_, jnp.number),
         "i": (jnp.signedinteger, jnp.floating),

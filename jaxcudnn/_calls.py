@@ -149,6 +149,12 @@ def convolve(
     flip: bool = False,
 ) -> jax.Array:
     """Check whether numbers and arrays fit together, and compute."""
+    if operands.is_for_lax and not flip:
+        return lax.conv_general_dilated(
+            operands.lhs, operands.rhs, strides, padding, lhs_dilation, rhs_dilation,
+            lax.ConvDimensionNumbers(*operands.layout), feature_groups, batch_groups, precision,
+            operands.result_dtype,
+        )  # fmt: skip
     call = Call(
         lhs_shape=operands.lhs_shape,
         rhs_shape=operands.rhs_shape,

@@ -7,7 +7,7 @@ import jax
 from jax import lax
 from jax.typing import ArrayLike
 
-from . import _arguments, _array_arguments, _calls, _readings, _torch_arguments
+from . import _array_arguments, _calls, _readings, _torch_arguments
 from ._arguments import Caller
 from ._calls import Operands
 from ._dtypes import Dtypes, accumulator, is_complex, resolve_precision
@@ -98,7 +98,7 @@ def convolution(
 
     strides, dilations = numbers("stride", stride, 1), numbers("dilation", dilation, 1)
     extra = numbers("output_padding", output_padding, 0)
-    groups = _arguments.parse_int(caller, caller.groups, groups)
+    groups = _torch_arguments.parse_groups(caller, groups)
     if bias is not None:
         channels = operands.rhs_shape[1] * groups if transposed else operands.rhs_shape[0]
         bias = _torch_arguments.parse_bias(caller, bias, operands.dtype, channels)

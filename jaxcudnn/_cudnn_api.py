@@ -62,8 +62,9 @@ def conv_fprop(
         precision: as in `conv_general_dilated`.
         preferred_element_type: the response's dtype, as in `conv_general_dilated`; in gradients,
             that of the gradient.
-        image_descale: None, or a number with which the sums are multiplied before they are
-            rounded to the response's dtype: what one unit of an image in 8 bits stands for.
+        image_descale: None, or a number (an array of one element) with which the sums are
+            multiplied before they are rounded to the response's dtype: what one unit of an image
+            in 8 bits stands for.
         weight_descale: likewise for the weight.
 
     Returns:

@@ -72,13 +72,13 @@ def parse_descales(
             raise TypeError(
                 f"{caller}: {name} must be a number, got {value!r}; leave it out for 1"
             ) from error
-        if factor.shape or not _is_real(factor):
+        if factor.size != 1 or not _is_real(factor):
             raise ValueError(
                 f"{caller}: {name} must be a real number for the whole array, got shape "
                 f"{factor.shape} and dtype {factor.dtype}; multiply the result by what differs "
                 f"between channels"
             )
-        product *= factor.astype(product.dtype)
+        product *= factor.reshape(()).astype(product.dtype)
     return product
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
-from ._arguments import Caller, parse_ints
+from ._arguments import Caller, parse_int, parse_ints
 from ._array_arguments import check_is_array
 from ._spec import Pads, Shape, extent
 
@@ -22,12 +23,20 @@ def parse_numbers(
 
 
 def parse_transposed(caller: Caller, transposed: Any) -> bool:
-    """Read a truth value, which no array of unknown value has."""
-    if isinstance(transposed, Tracer):
+    """Read a truth value, which no array of unknown value has, nor one of several."""
+    if isinstance(transposed, (Tracer, str)) or np.ndim(transposed):
         raise TypeError(
             f"{caller}: transposed must be a bool, got {transposed}; write True or False"
         )
     return bool(transposed)
+
+
+def parse_groups(caller: Caller, value: Any) -> int:
+    """Read a number of groups."""
+    groups = parse_int(caller, caller.groups, value)
+    if groups < 1:
+        raise ValueError(f"{caller}: {caller.groups} must be at least 1, got {groups}; write 1")
+    return groups
 
 
 def parse_torch_padding(
@@ -66,7 +75,9 @@ def check_sizes(caller: Caller, a: Shape, window: Shape) -> None:
 def check_window_fits(
     caller: Caller, sizes: Shape, window: Shape, pads: Pads, dilation: Shape
 ) -> None:
-    """Check that there is an output."""
+    """Check that there is an output, if that is known."""
+    if not all(isinstance(size, int) for size in (*sizes, *window)):
+        return
     padded = tuple(size + low + high for size, (low, high) in zip(sizes, pads, strict=True))
     extents = tuple(map(extent, window, dilation))
     if any(e > size for e, size in zip(extents, padded, strict=True)):
@@ -113,8 +124,6 @@ def transposed_sizes(
 
 def check_transposed_channels(caller: Caller, channels: int, inputs: int, groups: int) -> None:
     """Check the channels of a transposed convolution's input against its filter and groups."""
-    if groups < 1:
-        raise ValueError(f"{caller}: {caller.groups} must be at least 1, got {groups}; write 1")
     if channels % groups:
         raise ValueError(
             f"{caller}: {caller.groups} must divide the channels of {caller.x}, got "

@@ -218,10 +218,11 @@ def conv_transpose(
 
 def _channels_last(num_spatial: int) -> Layout:
     """Give the layout of N*C, *IO and N*C."""
-    if not 1 <= num_spatial <= 3:
+    if num_spatial > 3:
         raise ValueError(
-            f"{_TRANSPOSE}: dimension_numbers must be given unless there are one to three spatial "
-            f"dimensions, got None for {num_spatial}; write ('NHWC', 'HWIO', 'NHWC'), for example"
+            f"{_TRANSPOSE}: dimension_numbers must be given where there are more than three "
+            f"spatial dimensions, got None for {num_spatial}; write three strings of "
+            f"{num_spatial + 2} letters"
         )
     image = (0, num_spatial + 1, *range(1, num_spatial + 1))
     return Layout(x=image, w=(num_spatial + 1, num_spatial, *range(num_spatial)), y=image)

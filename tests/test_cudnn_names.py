@@ -19,9 +19,12 @@ VERSION = "1.28.0"
 
 # What ours take beside cuDNN's arguments.
 OURS = {
-    "conv_fprop": {"dimension_numbers", "precision"},
-    "conv_dgrad": {"dimension_numbers", "precision", "groups", "image_spatial_shape"},
-    "conv_wgrad": {"dimension_numbers", "precision", "groups", "filter_spatial_shape"},
+    name: {"dimension_numbers", "precision", "preferred_element_type", *others}
+    for name, others in {
+        "conv_fprop": ("image_descale", "weight_descale"),
+        "conv_dgrad": ("groups", "image_spatial_shape", "loss_descale", "filter_descale"),
+        "conv_wgrad": ("groups", "filter_spatial_shape", "image_descale", "loss_descale"),
+    }.items()
 }
 
 SCRIPT = """

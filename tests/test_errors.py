@@ -281,6 +281,10 @@ REFUSED = [
     (up, {"output_padding": (1, 2)}, ValueError, "output_padding must be less than stride or less than dilation, got (1, 2) for (2, 2) and (1, 1); lower what is more"),
     (up, {"output_padding": 4, "dilation": 4}, ValueError, "output_padding must be less than stride or less than dilation, got (4, 4) for (2, 2) and (4, 4)"),
     (up, {"precision": "low"}, ValueError, "precision must be None"),
+    (general, {"window_strides": {1: 1, 2: 1}}, TypeError, "window_strides must be a sequence of integers, got {1: 1, 2: 1}; write (1, 1), for example"),
+    (up, {"groups": -1, "bias": np.zeros(4, "float32")}, ValueError, "groups must be at least 1, got -1; write 1"),
+    (convolution, {"transposed": "False"}, TypeError, "transposed must be a bool, got False; write True or False"),
+    (convolution, {"transposed": np.array([True, False])}, TypeError, "transposed must be a bool, got [ True False]; write True or False"),
 ]  # fmt: skip
 
 
@@ -328,3 +332,12 @@ def test_transposed_must_be_known():
 def test_arrays_that_jax_does_not_take_are_refused():
     with pytest.raises(TypeError):
         general(lhs=np.full((2, 4, 6, 6), None))
+
+
+@pytest.mark.parametrize("asked", ["float64", jnp.float64, np.dtype("float64")])
+def test_float64_that_jax_does_not_have_is_said(asked):
+    """As `lax` says it."""
+    for function in (jaxcudnn.conv, lax.conv):
+        with pytest.warns(UserWarning, match="float64.* is not available"):
+            assert function(X, W, (1, 1), "SAME", None, asked).dtype == "float32"
+    assert jaxcudnn.conv(X, W, (1, 1), "SAME", None, float).dtype == "float32"

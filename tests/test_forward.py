@@ -146,6 +146,9 @@ class Enumerator:
     def __init__(self, name: str):
         self.name = name
 
+    def __repr__(self) -> str:
+        return self.name
+
 
 @pytest.mark.parametrize(
     "arguments",

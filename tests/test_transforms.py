@@ -334,3 +334,16 @@ def test_exported_with_symbolic_sizes(name: str):
         operands = integers(1, x_shape(b)), integers(2, w_shape)
         computed, expected = exported.call(*operands), jax.jit(run(lax))(*operands)
         jax.tree.map(assert_same, computed, expected)
+
+
+@pytest.mark.parametrize("stride, padding", [(1, 1), (2, 0), (1, "same")])
+def test_convolution_exported_with_symbolic_sizes(stride: int, padding: Any):
+    def conv(x, w):
+        return jaxcudnn.convolution(x, w, None, stride, padding, 1, False, 0, 1)
+
+    w = integers(1, (6, 4, 3, 3))
+    x = jax.ShapeDtypeStruct(export.symbolic_shape("b, 4, h, 8", constraints=["h>=3"]), "float32")
+    exported = export.export(jax.jit(conv))(x, w)
+    for shape in ((2, 4, 6, 8), (1, 4, 9, 8)):
+        image = integers(0, shape)
+        assert_same(exported.call(image, w), conv(image, w))

@@ -233,3 +233,9 @@ def test_random_transposes_on_gpu(seed: int):
 def test_documented_examples():
     assert doctest.testmod(_variants).attempted > 0
     assert doctest.testmod(_variants).failed == 0
+
+
+def test_default_layout_without_spatial_dimensions():
+    x, w = integers(0, (3, 4)), integers(1, (4, 5))
+    expected = lax.conv_transpose(x, w, (), "SAME")
+    np.testing.assert_array_equal(jaxcudnn.conv_transpose(x, w, (), "SAME"), expected)
