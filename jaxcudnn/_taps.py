@@ -6,10 +6,10 @@ With the names of `_readings`, and lhs already spread out and padded so that its
 s p + d r: the product of tap r is a matrix product, over input channels, of the positions d r,
 d r + s, ... of lhs with the filter's tap r. Where the output has fewer positions than the window,
 as filter gradients have, it is one product for each of them instead: of the window there with the
-whole filter.
+whole filter. Products come one after another, in a loop, since all at once would need the memory of
+as many outputs.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ._spec import extent
@@ -52,34 +53,46 @@ def convolve(
     einsum = partial(jnp.einsum, precision=precision, preferred_element_type=preferred_element_type)
     # Groups first: those of channels, or those of images, of which the other is 1.
     images, group = x.shape[0] // batch_group_count, (batch_group_count, feature_group_count)
-    if math.prod(out) < math.prod(w.shape[2:]):
+    window = w.shape[2:]
+    if math.prod(out) < math.prod(window):
         filters = w.reshape(*group, -1, math.prod(w.shape[1:]))
-        parts = []
-        for p in itertools.product(*map(range, out)):
-            starts = [s * position for s, position in zip(window_strides, p, strict=True)]
-            seen = _strided(x, starts, rhs_dilation, w.shape[2:])
+        starts = _multiples(out, window_strides)
+
+        def part(position: jax.Array) -> jax.Array:
+            seen = _strided(x, starts[position], rhs_dilation, window)
             seen = seen.reshape(batch_group_count, images, feature_group_count, filters.shape[-1])
-            parts.append(einsum("bnfc,bfoc->nbfo", seen, filters))
-        total = jnp.stack(parts, axis=-1)
+            return einsum("bnfc,bfoc->nbfo", seen, filters)
+
+        total = jnp.moveaxis(lax.map(part, jnp.arange(math.prod(out))), 0, -1)
     else:
-        total = None
-        for r in itertools.product(*map(range, w.shape[2:])):
-            starts = [d * tap for d, tap in zip(rhs_dilation, r, strict=True)]
-            seen = _strided(x, starts, window_strides, out)
+        taps = w.reshape(*group, -1, w.shape[1], math.prod(window))
+        starts = _multiples(window, rhs_dilation)
+
+        def product(tap: jax.Array | int) -> jax.Array:
+            seen = _strided(x, starts[tap], window_strides, out)
             seen = seen.reshape(batch_group_count, images, feature_group_count, -1, *out)
-            tap = w[(slice(None), slice(None), *r)].reshape(*group, -1, w.shape[1])
-            product = einsum("bnfc...,bfoc->nbfo...", seen, tap)
-            total = product if total is None else total + product
-    assert total is not None  # no window is empty
+            return einsum("bnfc...,bfoc->nbfo...", seen, taps[..., tap])
+
+        total = lax.fori_loop(
+            1, math.prod(window), lambda tap, total: total + product(tap), product(0)
+        )
     return total.reshape(images, w.shape[0], *out).transpose(_inverse(dimension_numbers.out_spec))
 
 
+def _multiples(sizes: Sequence[int], steps: Sequence[int]) -> jax.Array:
+    """Give every place of a box of these sizes, in order, times the steps between places."""
+    places = np.indices(sizes).reshape(len(sizes), math.prod(sizes)).T
+    return jnp.asarray(places * np.asarray(steps, int), "int32")
+
+
 def _strided(
-    x: jax.Array, starts: Sequence[int], steps: Sequence[int], sizes: Sequence[int]
+    x: jax.Array, starts: jax.Array, steps: Sequence[int], sizes: Sequence[int]
 ) -> jax.Array:
     """Take so many positions of each spatial dimension, from a start and at a distance."""
-    stops = [a + b * (n - 1) + 1 for a, b, n in zip(starts, steps, sizes, strict=True)]
-    return lax.slice(x, (0, 0, *starts), (*x.shape[:2], *stops), (1, 1, *steps))
+    spans = [b * (n - 1) + 1 for b, n in zip(steps, sizes, strict=True)]
+    zero = jnp.zeros((), starts.dtype)
+    near = lax.dynamic_slice(x, (zero, zero, *starts), (*x.shape[:2], *spans))
+    return lax.slice(near, (0,) * x.ndim, near.shape, (1, 1, *steps))
 
 
 def _inverse(axes: Sequence[int]) -> list[int]:

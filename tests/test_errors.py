@@ -337,7 +337,8 @@ def test_arrays_that_jax_does_not_take_are_refused():
 @pytest.mark.parametrize("asked", ["float64", jnp.float64, np.dtype("float64")])
 def test_float64_that_jax_does_not_have_is_said(asked):
     """As `lax` says it."""
-    for function in (jaxcudnn.conv, lax.conv):
+    functions: tuple[Any, ...] = (jaxcudnn.conv, lax.conv)
+    for function in functions:
         with pytest.warns(UserWarning, match="float64.* is not available"):
             assert function(X, W, (1, 1), "SAME", None, asked).dtype == "float32"
     assert jaxcudnn.conv(X, W, (1, 1), "SAME", None, float).dtype == "float32"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The convolution that stands in for `lax`'s where XLA has none for GPUs."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,11 +32,29 @@ def test_random_calls(seed: int, dtype: str):
     assert computed.dtype == dtype
 
 
-def test_a_filter_gradient_is_a_product_for_each_tap():
-    """And not for each position of the output's gradient, which is the window there."""
-    x, dy = shaped((1, 2, 20, 20), "int8"), shaped((1, 3, 20, 20), "int8")
-    text = lower(lambda x, dy: jaxcudnn.conv_wgrad(x, dy, (3, 3), padding=1), x, dy)
-    assert text.count("stablehlo.dot_general") == 9
+def products(x_shape: tuple[int, ...], w_shape: tuple[int, ...]) -> int:
+    """How often the loop over matrix products runs."""
+    numbers = lax.ConvDimensionNumbers(*(tuple(range(len(x_shape))),) * 3)
+    conv = partial(
+        _taps.convolve, window_strides=(1, 1), padding=((1, 1), (1, 1)), dimension_numbers=numbers,
+        preferred_element_type="int32",
+    )  # fmt: skip
+    jaxpr = jax.make_jaxpr(conv)(shaped(x_shape, "int8"), shaped(w_shape, "int8"))
+    (loop,) = [equation for equation in jaxpr.eqns if equation.primitive.name == "scan"]
+    return loop.params["length"]
+
+
+def test_there_are_as_many_products_as_the_window_or_the_output_has_positions():
+    assert products((1, 2, 20, 20), (3, 2, 4, 3)) == 11  # and one before the loop
+    assert products((1, 2, 20, 20), (3, 2, 20, 20)) == 9  # a filter gradient
+
+
+def test_products_do_not_all_take_memory_at_once():
+    require_plugin()
+    size = 4 * 64 * 64 * 8
+    operands = shaped((1, 64, 64, 8), "int8"), shaped((8, 7, 7, 8), "int8")
+    program = compile_for_h200(conv_and_gradients((1, 64, 64, 8), "int16"), *operands)
+    assert program.temporary_bytes < 8 * size
 
 
 UNKNOWN_TO_XLA = {
