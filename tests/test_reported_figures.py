@@ -237,6 +237,7 @@ def test_figures():
 
 def test_command(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PYTHONPATH", str(PACKAGE))
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # with it scripts do not find each other
     path = tmp_path / "reported.json"
     options = ["--dry-run", "--quick", "--section", "reported", "--entry", "jax#12461"]
     assert reported_figures.main([*options, "--output", str(path)]) == 0
