@@ -12,7 +12,6 @@ as many outputs.
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -50,7 +49,17 @@ def convolve(
             x.shape[2:], w.shape[2:], rhs_dilation, window_strides, strict=True
         )
     ]
-    einsum = partial(jnp.einsum, precision=precision, preferred_element_type=preferred_element_type)
+
+    def multiply(subscripts: str, seen: jax.Array, taps: jax.Array) -> jax.Array:
+        # Without the barrier XLA:GPU fuses slices into its matrix products, and ended the process
+        # over some (jax 0.11).
+        return jnp.einsum(
+            subscripts,
+            *lax.optimization_barrier((seen, taps)),
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+        )
+
     # Groups first: those of channels, or those of images, of which the other is 1.
     images, group = x.shape[0] // batch_group_count, (batch_group_count, feature_group_count)
     window = w.shape[2:]
@@ -61,7 +70,7 @@ def convolve(
         def part(position: jax.Array) -> jax.Array:
             seen = _strided(x, starts[position], rhs_dilation, window)
             seen = seen.reshape(batch_group_count, images, feature_group_count, filters.shape[-1])
-            return einsum("bnfc,bfoc->nbfo", seen, filters)
+            return multiply("bnfc,bfoc->nbfo", seen, filters)
 
         total = jnp.moveaxis(lax.map(part, jnp.arange(math.prod(out))), 0, -1)
     else:
@@ -71,7 +80,7 @@ def convolve(
         def product(tap: jax.Array | int) -> jax.Array:
             seen = _strided(x, starts[tap], window_strides, out)
             seen = seen.reshape(batch_group_count, images, feature_group_count, -1, *out)
-            return einsum("bnfc...,bfoc->nbfo...", seen, taps[..., tap])
+            return multiply("bnfc...,bfoc->nbfo...", seen, taps[..., tap])
 
         total = lax.fori_loop(
             1, math.prod(window), lambda tap, total: total + product(tap), product(0)

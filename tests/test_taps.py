@@ -96,3 +96,21 @@ def test_compiles_for_a_gpu(name: str):
         conv_and_gradients(x_shape, dtype), shaped(x_shape, dtype), shaped(w_shape, dtype)
     )
     assert program.count("convolution") == 0
+
+
+def test_a_product_over_which_xla_ended_the_process():
+    """XLA of jax 0.11, while it fused a slice into it."""
+    require_plugin()
+    conv = partial(
+        jaxcudnn.conv_general_dilated,
+        window_strides=(1, 1, 1, 1),
+        padding=((4, 4), (-2, 2), (1, -1), (2, 1)),
+        lhs_dilation=(1, 2, 1, 1),
+        rhs_dilation=(1, 1, 4, 1),
+        dimension_numbers=("DWHTCN", "HDWTIO", "WHTCND"),
+        feature_group_count=3,
+    )
+    shapes = (4, 2, 2, 2, 9, 3), (4, 3, 1, 1, 3, 6), (2, 7, 5, 6, 3, 5)
+    operands = (shaped(shape, "bfloat16") for shape in shapes)
+    program = compile_for_h200(lambda x, w, dy: jax.vjp(conv, x, w)[1](dy), *operands)
+    assert program.count("convolution") == 0
