@@ -22,9 +22,8 @@ import numpy as np
 from device_time import Program, device_times
 
 import jaxcudnn
+from jaxcudnn._spec import ROLES
 
-OPERANDS = {"fprop": "xw", "dgrad": "yw", "wgrad": "xy"}
-RESULT = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 SPATIAL = {1: (65536,), 2: (128, 128), 3: (32, 32, 32)}
 
 
@@ -88,10 +87,9 @@ def with_padding(layer: Layer, op: str) -> Callable[..., jax.Array]:
     wide = layer.padded()
 
     def compute(*arrays: jax.Array) -> jax.Array:
-        operands = (
-            resized(a, role, layer, wide) for a, role in zip(arrays, OPERANDS[op], strict=True)
-        )
-        return resized(wide.function(op)(*operands), RESULT[op], wide, layer)
+        *roles, result = ROLES[op]
+        operands = (resized(a, role, layer, wide) for a, role in zip(arrays, roles, strict=True))
+        return resized(wide.function(op)(*operands), result, wide, layer)
 
     return compute
 
@@ -111,7 +109,7 @@ def measure(layer: Layer, op: str) -> Mapping[str, float]:
     draw = np.random.default_rng(0)
     operands = [
         jnp.asarray(draw.standard_normal(layer.shapes()[role], np.float32), layer.dtype)
-        for role in OPERANDS[op]
+        for role in ROLES[op][:2]
     ]
     functions = {"as it is": layer.function(op), "padded": with_padding(layer, op)}
     programs = {
@@ -128,7 +126,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for layer in layers(arguments.quick):
-        for op in OPERANDS:
+        for op in ROLES:
             row = {**layer._asdict(), "op": op, **measure(layer, op)}
             rows.append(row)
             print(*row.values(), f"{row['as it is'] / row['padded']:.2f}", flush=True)

@@ -12,14 +12,12 @@ sizes, for its own test.
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from conv_figures import has_gpu
-from record import Record, read
-from report import render
+from command import measure, options, worker
+from record import Record
 from watch import Progress, supervise
 
 TIMEOUTS = {"reported": 540, "transposed": 300}
@@ -33,15 +31,9 @@ def run_section(name: str, args: argparse.Namespace) -> None:
     """Run a section in processes of its own, and note what kept it from its end."""
     Record(args.output, name, fresh=True)
     progress = args.output.with_suffix(".progress")
-    command = [sys.executable, __file__, "--worker", name, "--output", str(args.output)]
+    command, environment = worker(__file__, name, args)
     for entry in args.entry or ():
         command += ["--entry", entry]
-    environment = dict(os.environ)
-    if args.quick:
-        command.append("--quick")
-    if args.dry_run:
-        command.append("--dry-run")
-        environment["JAX_PLATFORMS"] = "cpu"
     command += ["--progress", str(progress), "--faults"]
     fault = supervise(command, progress, seconds=TIMEOUTS[name], env=environment)
     if fault:
@@ -122,18 +114,12 @@ def is_chosen(name: str, args: argparse.Namespace, quick: Sequence[str]) -> bool
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--output", type=Path, default=Path("reports/reported.json"))
-    parser.add_argument(
-        "--section", action="append", choices=TIMEOUTS, help="only this one; may be repeated"
-    )
+    description = (__doc__ or "").split("\n")[0]
+    parser = options(description, Path("reports/reported.json"), [*TIMEOUTS])
     parser.add_argument(
         "--entry", action="append", help="only those with this in their name; may be repeated"
     )
-    parser.add_argument("--quick", action="store_true", help="few entries and few repetitions")
-    parser.add_argument("--dry-run", action="store_true", help="on a CPU; the figures mean nothing")
-    for hidden in ("--worker", "--faults"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    parser.add_argument("--faults", help=argparse.SUPPRESS)
     parser.add_argument("--progress", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -144,16 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.worker:
         work(args.worker, args)
         return 0
-    if not args.dry_run and not has_gpu():
-        print("JAX finds no GPU here, so there is nothing to measure", file=sys.stderr)
-        return 1
-    names = [name for name in TIMEOUTS if name in (args.section or TIMEOUTS)]
-    for name in names:
-        print(f"== {name}", flush=True)
-        run_section(name, args)
-    results = read(args.output)
-    print(render(results))
-    return 1 if any(results["sections"][name]["failures"] for name in names) else 0
+    return measure(args, [*TIMEOUTS], run_section)
 
 
 if __name__ == "__main__":

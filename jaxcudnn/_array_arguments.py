@@ -14,6 +14,15 @@ from jax.sharding import NamedSharding, get_abstract_mesh
 from ._arguments import Caller
 from ._spec import Role
 
+RESULT_KINDS = (
+    (jnp.bool_, (jnp.bool_, jnp.number)),
+    (jnp.signedinteger, (jnp.signedinteger, jnp.floating)),
+    (jnp.unsignedinteger, (jnp.integer, jnp.floating)),
+    (jnp.floating, (jnp.floating,)),
+    (jnp.complexfloating, (jnp.complexfloating,)),
+)
+"""Kinds of operands, each with the kinds that a result of theirs may be asked for in."""
+
 
 def check_is_array(caller: Caller, name: str, value: object) -> None:
     """Check that `lax` would take the value for an array, which leaves out lists and numbers."""
@@ -118,13 +127,7 @@ def parse_result_dtype(caller: Caller, dtype: str, preferred: Any) -> str:
             f"{wanted}; set jax_enable_x64 for it",
             stacklevel=5,
         )
-    allowed = {
-        "b": (jnp.bool_, jnp.number),
-        "i": (jnp.signedinteger, jnp.floating),
-        "u": (jnp.integer, jnp.floating),
-        "f": (jnp.floating,),
-        "c": (jnp.complexfloating,),
-    }[_kind(dtype)]
+    allowed = next(kinds for kind, kinds in RESULT_KINDS if jnp.issubdtype(dtype, kind))
     narrower = wanted.itemsize < jnp.dtype(dtype).itemsize
     if narrower or not any(jnp.issubdtype(wanted, kind) for kind in allowed):
         raise TypeError(
@@ -133,9 +136,3 @@ def parse_result_dtype(caller: Caller, dtype: str, preferred: Any) -> str:
             f"the result instead"
         )
     return wanted.name
-
-
-def _kind(dtype: str) -> str:
-    kinds = {"i": jnp.signedinteger, "u": jnp.unsignedinteger, "f": jnp.floating,
-             "c": jnp.complexfloating}  # fmt: skip
-    return next((name for name, kind in kinds.items() if jnp.issubdtype(dtype, kind)), "b")

@@ -111,10 +111,9 @@ def general(
     )
     _array_arguments.check_out_sharding(caller, out_sharding)
     if operands.is_for_lax or out_sharding is not None:
-        return lax.conv_general_dilated(
-            operands.lhs, operands.rhs, window_strides, padding, lhs_dilation, rhs_dilation,
-            lax.ConvDimensionNumbers(*operands.layout), feature_group_count, batch_group_count,
-            precision, preferred_element_type, out_sharding,
+        return _by_lax(
+            operands, window_strides, padding, lhs_dilation, rhs_dilation, feature_group_count,
+            batch_group_count, precision, out_sharding,
         )  # fmt: skip
     strides = operands.read(caller, caller.strides, window_strides)
     spread = operands.read(caller, "lhs_dilation", lhs_dilation, default=1)
@@ -149,11 +148,11 @@ def convolve(
     flip: bool = False,
 ) -> jax.Array:
     """Check whether numbers and arrays fit together, and compute."""
-    if operands.is_for_lax and not flip:
-        return lax.conv_general_dilated(
-            operands.lhs, operands.rhs, strides, padding, lhs_dilation, rhs_dilation,
-            lax.ConvDimensionNumbers(*operands.layout), feature_groups, batch_groups, precision,
-            operands.result_dtype,
+    if operands.is_for_lax:
+        assert not flip, "lax reverses no filter; conv_transpose calls its own there"
+        return _by_lax(
+            operands, strides, padding, lhs_dilation, rhs_dilation, feature_groups, batch_groups,
+            precision,
         )  # fmt: skip
     call = Call(
         lhs_shape=operands.lhs_shape,
@@ -172,3 +171,31 @@ def convolve(
     )
     _arguments.check_call(caller, call)
     return _readings.convolve(operands.lhs, operands.rhs, call)
+
+
+def _by_lax(
+    operands: Operands,
+    strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None,
+    rhs_dilation: Sequence[int] | None,
+    feature_groups: int,
+    batch_groups: int,
+    precision: lax.PrecisionLike,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """Leave a call to `lax`, which also checks what is left to check."""
+    return lax.conv_general_dilated(
+        operands.lhs,
+        operands.rhs,
+        strides,
+        padding,
+        lhs_dilation,
+        rhs_dilation,
+        lax.ConvDimensionNumbers(*operands.layout),
+        feature_groups,
+        batch_groups,
+        precision,
+        operands.result_dtype,
+        out_sharding,
+    )

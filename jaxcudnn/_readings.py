@@ -52,7 +52,7 @@ from jax import lax
 from . import _numbers, _primitives
 from ._axes import fold, unfold
 from ._dtypes import Dtypes, PrecisionPair
-from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent
+from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent, replaced
 
 LARGE_WINDOW = 32 * 32
 """Positions of x; a reading whose window spans more is the last choice, whatever others copy."""
@@ -379,11 +379,11 @@ def _by_phases(lhs: jax.Array, rhs: jax.Array, call: Call, dimension: int) -> ja
         high = stride * (out - 1) + extent(len(taps), dilation) - size - low
         one = replace(
             call,
-            rhs_shape=_with(call.rhs_shape, 2 + dimension, len(taps)),
-            strides=_with(call.strides, dimension, stride),
-            rhs_dilation=_with(call.rhs_dilation, dimension, dilation),
-            lhs_dilation=_with(call.lhs_dilation, dimension, 1),
-            padding=_with(call.padding, dimension, (low, high)),
+            rhs_shape=replaced(call.rhs_shape, 2 + dimension, len(taps)),
+            strides=replaced(call.strides, dimension, stride),
+            rhs_dilation=replaced(call.rhs_dilation, dimension, dilation),
+            lhs_dilation=replaced(call.lhs_dilation, dimension, 1),
+            padding=replaced(call.padding, dimension, (low, high)),
         )
         if len(taps) == 0 or out <= 0:
             parts.append(None)
@@ -405,10 +405,6 @@ def _by_phases(lhs: jax.Array, rhs: jax.Array, call: Call, dimension: int) -> ja
 def _zeros(shape: Sequence[int], lhs: jax.Array, rhs: jax.Array, call: Call) -> jax.Array:
     """Give a result of zeros, which varies over mesh axes as one that is computed would."""
     return _primitives.vary_as(jnp.zeros(shape, call.result_dtype), lhs, rhs)
-
-
-def _with(numbers: tuple, index: int, number) -> tuple:
-    return (*numbers[:index], number, *numbers[index + 1 :])
 
 
 def _lengthened(part: jax.Array, axis: int, size: int) -> jax.Array:

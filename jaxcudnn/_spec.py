@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ._dtypes import Dtypes, PrecisionPair
 
@@ -105,3 +105,8 @@ class Layout(NamedTuple):
 def extent(window: int, dilation: int) -> int:
     """Give the number of input positions that a dilated window spans."""
     return 0 if window == 0 else dilation * (window - 1) + 1
+
+
+def replaced(numbers: tuple, index: int, number: Any) -> tuple:
+    """Give the same numbers, or pairs of them, with another at one index."""
+    return (*numbers[:index], number, *numbers[index + 1 :])

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ._dtypes import accumulator
-from ._spec import ConvSpec, Layout, Role, extent
+from ._spec import ConvSpec, Layout, Role, extent, replaced
 
 Run = tuple[int, int]
 """Where a run of images or rows begins and ends."""
@@ -133,8 +133,8 @@ def _piece(spec: ConvSpec, dimension: int, rows: Run, outs: Run) -> _Piece:
     least = stride * (outs[1] - outs[0] - 1) + _halo(spec, dimension) + 1 - size - low
     piece = replace(
         spec,
-        x_shape=_with(spec.x_shape, dimension, size),
-        padding=_with(spec.padding, index, (low, max(0, least))),
+        x_shape=replaced(spec.x_shape, dimension, size),
+        padding=replaced(spec.padding, index, (low, max(0, least))),
     )
     return _Piece(piece, {"x": rows, "y": outs})
 
@@ -142,7 +142,3 @@ def _piece(spec: ConvSpec, dimension: int, rows: Run, outs: Run) -> _Piece:
 def _halo(spec: ConvSpec, dimension: int) -> int:
     """Give how many more input rows an output row meets than one."""
     return extent(spec.w_shape[dimension], spec.dilation[dimension - 2]) - 1
-
-
-def _with(numbers: tuple, index: int, number) -> tuple:
-    return (*numbers[:index], number, *numbers[index + 1 :])

@@ -85,7 +85,7 @@ def convolve(
         total = lax.fori_loop(
             1, math.prod(window), lambda tap, total: total + product(tap), product(0)
         )
-    return total.reshape(images, w.shape[0], *out).transpose(_inverse(dimension_numbers.out_spec))
+    return total.reshape(images, w.shape[0], *out).transpose(np.argsort(dimension_numbers.out_spec))
 
 
 def _multiples(sizes: Sequence[int], steps: Sequence[int]) -> jax.Array:
@@ -102,7 +102,3 @@ def _strided(
     zero = jnp.zeros((), starts.dtype)
     near = lax.dynamic_slice(x, (zero, zero, *starts), (*x.shape[:2], *spans))
     return lax.slice(near, (0,) * x.ndim, near.shape, (1, 1, *steps))
-
-
-def _inverse(axes: Sequence[int]) -> list[int]:
-    return sorted(range(len(axes)), key=axes.__getitem__)

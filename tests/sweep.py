@@ -16,15 +16,8 @@ import definition
 from calls import integers
 from cases import DTYPES, OPERANDS, Case
 from definition import Geometry
+from reported import SWEEP
 
-RANGE = {
-    "rank": (1, 2, 3),
-    "window": (1, 2, 3),
-    "stride": (1, 2),
-    "padding": (0, 1, 2),
-    "dilation": (1, 2, 3, 4, 5),
-    "groups": (1, 2, 4, 8),
-}
 BEYOND_WINDOW = {1: (9,), 2: (4, 5), 3: (2, 3, 1)}
 """By how much the sizes exceed what the dilated window spans."""
 
@@ -96,7 +89,7 @@ def convolutions() -> list[Case]:
     """Give all of them, channels last but for each fifth."""
     return [
         convolution(*numbers, last=index % 5 != 4)
-        for index, numbers in enumerate(itertools.product(*RANGE.values()))
+        for index, numbers in enumerate(itertools.product(*SWEEP.values()))
     ]
 
 

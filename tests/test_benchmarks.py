@@ -18,9 +18,10 @@ import jaxcudnn
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "benchmarks"))  # scripts, which no package holds
-conv_figures, convolutions, device_time, frontend, machines, record, report, sections = map(
+command, record, report = map(importlib.import_module, "command record report".split())
+conv_figures, convolutions, device_time, frontend, machines, sections = map(
     importlib.import_module,
-    "conv_figures convolutions device_time frontend machines record report sections".split(),
+    "conv_figures convolutions device_time frontend machines sections".split(),
 )
 ALL = [*convolutions.RESNET50, *convolutions.PLANNED, *(c for c, _ in convolutions.HEADLINES)]
 
@@ -319,11 +320,12 @@ def test_record_drops_what_another_machine_measured(tmp_path):
     assert list(record.read(path)["sections"]) == ["plans"]
 
 
-def test_without_a_gpu_earlier_figures_stay(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(conv_figures, "has_gpu", lambda: False)
+@pytest.mark.parametrize("script", ["conv_figures", "reported_figures"])
+def test_without_a_gpu_earlier_figures_stay(tmp_path, monkeypatch, capsys, script):
+    monkeypatch.setattr(command, "has_gpu", lambda: False)
     path = tmp_path / "results.json"
     path.write_text("{}")
-    assert conv_figures.main(["--output", str(path)]) == 1
+    assert importlib.import_module(script).main(["--output", str(path)]) == 1
     assert path.read_text() == "{}"
     assert "JAX finds no GPU here" in capsys.readouterr().err
 
@@ -336,7 +338,7 @@ def test_a_section_that_ends_badly_does_not_end_the_others(tmp_path, monkeypatch
         return SimpleNamespace(returncode=-11)
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(conv_figures, "has_gpu", lambda: True)
+    monkeypatch.setattr(command, "has_gpu", lambda: True)
     path = tmp_path / "results.json"
     assert (
         conv_figures.main(["--output", str(path), "--section", "host", "--section", "plans"]) == 1

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands that measure have in common: their options, and a process for each section."""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from record import read
+from report import render
+
+
+def options(description: str, output: Path, sections: Sequence[str]) -> argparse.ArgumentParser:
+    """Give a parser of the options that every command has.
+
+    Args:
+        description: what the command does.
+        output: the file that it writes unless told otherwise.
+        sections: what it can measure, in the order in which it does.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--output", type=Path, default=output)
+    parser.add_argument(
+        "--section", action="append", choices=sections, help="only this one; may be repeated"
+    )
+    parser.add_argument("--quick", action="store_true", help="a few, and few repetitions")
+    parser.add_argument("--dry-run", action="store_true", help="on a CPU; the figures mean nothing")
+    parser.add_argument("--worker", choices=sections, help=argparse.SUPPRESS)
+    return parser
+
+
+def worker(script: str, name: str, args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Give the command line, and the environment, of the process that measures a section."""
+    command = [sys.executable, script, "--worker", name, "--output", str(args.output)]
+    environment = dict(os.environ)
+    if args.quick:
+        command.append("--quick")
+    if args.dry_run:
+        command.append("--dry-run")
+        environment["JAX_PLATFORMS"] = "cpu"
+    return command, environment
+
+
+def measure(
+    args: argparse.Namespace,
+    sections: Sequence[str],
+    run_section: Callable[[str, argparse.Namespace], None],
+) -> int:
+    """Measure and print a report; return 1 if anything could not be measured, or is wrong."""
+    if not args.dry_run and not has_gpu():
+        print("JAX finds no GPU here, so there is nothing to measure", file=sys.stderr)
+        return 1
+    names = [name for name in sections if name in (args.section or sections)]
+    for name in names:
+        print(f"== {name}", flush=True)
+        run_section(name, args)
+    results = read(args.output)
+    print(render(results))
+    return 1 if any(results["sections"][name]["failures"] for name in names) else 0
+
+
+def has_gpu() -> bool:
+    """Whether JAX can start on a GPU; asked elsewhere, since JAX here would hold its memory."""
+    ask = [sys.executable, "-c", "import jax; jax.devices('cuda')"]
+    return subprocess.run(ask, capture_output=True, timeout=120).returncode == 0
