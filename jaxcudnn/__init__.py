@@ -9,6 +9,9 @@ from ._convolution import convolution as convolution
 from ._cudnn_api import conv_dgrad as conv_dgrad
 from ._cudnn_api import conv_fprop as conv_fprop
 from ._cudnn_api import conv_wgrad as conv_wgrad
+from ._options import Options as Options
+from ._options import TuningBudget as TuningBudget
+from ._options import options as options
 from ._variants import conv as conv
 from ._variants import conv_transpose as conv_transpose
 from ._variants import conv_with_general_padding as conv_with_general_padding

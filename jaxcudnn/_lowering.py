@@ -14,11 +14,9 @@ from jax.interpreters import mlir
 
 from . import _load, _taps
 from ._dtypes import allows_tf32, computed_in, is_integer
+from ._options import xla_is_deterministic
 from ._spec import ROLES, ConvSpec, Layout, Role
 from ._splitting import compute_in_pieces
-
-WORKSPACE_LIMIT = 1 << 30
-"""Bytes; on a machine with a GPU, plans that need more scratch memory are not considered."""
 
 WORKSPACE_BUDGET = 64 << 20
 """Bytes that a program reserves which is lowered where there is no GPU to ask for the plan. The
@@ -129,7 +127,9 @@ def _workspace(attributes: dict[str, Any]) -> int | None:
     _load.native()
     device = _load.local_device()
     if device is None:
-        attributes["workspace_limit"] = needed = WORKSPACE_BUDGET
+        attributes["workspace_limit"] = needed = min(
+            WORKSPACE_BUDGET, attributes["workspace_limit"]
+        )
     else:
         plan = _load.plan(attributes, device)
         if plan is None:
@@ -157,6 +157,7 @@ def _attributes(op: str, spec: ConvSpec) -> dict[str, Any]:
     first, second, _ = ROLES[op]
     dtype = _computed_in(op, spec)
     assert dtype is not None
+    options, budget = spec.options, spec.options.tuning_budget
     missing = max(0, 2 - spec.num_spatial)
     one, zero = [1] * missing, [0] * missing
 
@@ -175,8 +176,18 @@ def _attributes(op: str, spec: ConvSpec) -> dict[str, Any]:
         "dilation": [*one, *spec.dilation],
         "flip": spec.flip,
         "dtype": dtype,
-        "allow_tf32": allows_tf32(spec.dtype(first), spec.dtype(second), spec.precision),
-        "workspace_limit": WORKSPACE_LIMIT,
+        "allow_tf32": options.allow_tf32
+        and allows_tf32(spec.dtype(first), spec.dtype(second), spec.precision),
+        "workspace_limit": options.workspace_limit,
+        "algorithm": options.algorithm_for(op),
+        "deterministic": options.deterministic or xla_is_deterministic(),
+        "allow_reduced_precision_reduction": options.allow_reduced_precision_reduction,
+        "allow_runtime_compilation": options.allow_runtime_compilation,
+        "exclude_engines": ",".join(options.exclude_engines),
+        "verify": options.verify,
+        "tuning_candidates": budget.candidates,
+        "tuning_candidate_us": round(1000 * budget.candidate_milliseconds),
+        "tuning_us": round(1000 * budget.milliseconds),
     }
 
 

@@ -2,10 +2,11 @@
 """What a convolution is: its sizes and geometry, and how the users' arrays are laid out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ._dtypes import Dtypes, PrecisionPair
+from ._options import Options, current
 
 Role = str  # "x", "w" or "y"
 ROLES: dict[str, tuple[Role, Role, Role]] = {
@@ -39,6 +40,8 @@ class ConvSpec:
     """Whether the window is reversed before it slides, which cuDNN calls CONVOLUTION."""
     dtypes: Dtypes
     precision: PrecisionPair
+    options: Options = field(default_factory=current)
+    """How its plan is chosen: as is said where the convolution is written."""
 
     @property
     def y_shape(self) -> Shape:

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user may choose about the plans of convolutions, and the scope in which a choice holds.
+
+The options in force where a call is traced become part of its `ConvSpec`, so that the derivatives
+that JAX takes of it later have them too.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+
+ALGORITHMS = ("heuristic", "measure", "exhaustive")
+"""The ways to choose a plan; any other word that begins as `_ENGINE` names a plan."""
+
+OPERATIONS = ("fprop", "dgrad", "wgrad")
+
+_ENGINE = "eng"
+_PREFIX = "JAXCUDNN_"
+_DETERMINISTIC_FLAGS = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
+
+
+@dataclass(frozen=True)
+class TuningBudget:
+    """What measuring the plans of one new convolution may cost. A plan under way is not stopped.
+
+    Attributes:
+        candidates: how many plans are timed at most.
+        candidate_milliseconds: for how long each is run at most, its first run apart.
+        milliseconds: after how many no further plan is begun.
+    """
+
+    candidates: int = 64
+    candidate_milliseconds: float = 5.0
+    milliseconds: float = 150.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        _check_int("candidates", self.candidates, minimum=1, of="TuningBudget")
+        for name in ("candidate_milliseconds", "milliseconds"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"jaxcudnn.TuningBudget: {name} must be a number, got {value!r}")
+            if not 0 < value < float("inf"):
+                raise ValueError(
+                    f"jaxcudnn.TuningBudget: {name} must be positive and finite, got {value!r}; "
+                    f"algorithm='heuristic' measures nothing"
+                )
+
+
+@dataclass(frozen=True)
+class Options:
+    """How cuDNN's plan for a convolution is chosen. None of it changes what is computed elsewhere.
+
+    Attributes:
+        algorithm: 'heuristic', the plan that cuDNN puts first; 'measure', the fastest of those that
+            it recommends, timed before the first execution within `tuning_budget` and remembered;
+            'exhaustive', the fastest of all that it has, whatever that costs; or the name of a
+            plan, which every convolution it holds for then uses. A mapping from 'fprop', 'dgrad'
+            and 'wgrad' to these chooses by operation, 'measure' where it says nothing.
+        workspace_limit: bytes of scratch memory; plans that need more are not considered.
+        deterministic: whether only plans whose results are equal bit by bit from run to run are
+            considered. They are taken in cuDNN's order, untimed, unless `jaxcudnn.tune` has timed
+            them or one is named. XLA's flags for deterministic operations turn it on, too.
+        allow_tf32: False forbids rounding float32 operands to TF32 whatever `precision` says.
+        allow_reduced_precision_reduction: whether plans may keep partial sums of 16-bit
+            convolutions in 16 bits.
+        allow_runtime_compilation: whether plans are considered, after all others, that cuDNN
+            compiles when they are built, for 0.3 to 5 seconds each.
+        exclude_engines: names of engines, such as 'eng57', that are not used.
+        tuning_budget: what 'measure' may cost for each new convolution.
+        verify: whether a plan must reproduce sums computed on the host before it is timed.
+
+    Raises:
+        TypeError: for a value of the wrong kind.
+        ValueError: for an unknown algorithm, a limit below 1, or a name that is not an engine's.
+    """
+
+    algorithm: str | tuple[tuple[str, str], ...] = "measure"
+    workspace_limit: int = 1 << 30
+    deterministic: bool = False
+    allow_tf32: bool = True
+    allow_reduced_precision_reduction: bool = False
+    allow_runtime_compilation: bool = True
+    exclude_engines: tuple[str, ...] = ()
+    tuning_budget: TuningBudget = TuningBudget()
+    verify: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values, and make what is hashable of them."""
+        if isinstance(self.algorithm, Mapping):
+            object.__setattr__(self, "algorithm", tuple(sorted(self.algorithm.items())))
+        _check_algorithm(self.algorithm)
+        _check_int("workspace_limit", self.workspace_limit, minimum=1, of="Options")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is bool and not isinstance(value, bool):
+                raise TypeError(
+                    f"jaxcudnn.Options: {field.name} must be True or False, got {value!r}"
+                )
+        object.__setattr__(self, "exclude_engines", _engines(self.exclude_engines))
+        if not isinstance(self.tuning_budget, TuningBudget):
+            raise TypeError(
+                f"jaxcudnn.Options: tuning_budget must be a TuningBudget, got "
+                f"{self.tuning_budget!r}; write jaxcudnn.TuningBudget(milliseconds=100)"
+            )
+
+    def algorithm_for(self, op: str) -> str:
+        """Give the algorithm, or the plan's name, for 'fprop', 'dgrad' or 'wgrad'."""
+        if isinstance(self.algorithm, str):
+            return self.algorithm
+        return dict(self.algorithm).get(op, "measure")
+
+
+_scoped = jax.make_user_context(default_value=None)
+
+
+def current() -> Options:
+    """Give the options in force: those of the scope, or those of the environment."""
+    return _scoped.value or from_environment()
+
+
+@contextmanager
+def options(**changes: Any) -> Iterator[Options]:
+    """Choose how plans are chosen, for all convolutions traced in a `with` block.
+
+    Scopes nest: what an inner one does not name it has from the outer one, and the outermost from
+    the environment (`JAXCUDNN_ALGORITHM` and so on, read once). `jax.jit` traces a function again
+    where other options are in force. A decorated function is traced in the scope.
+
+    Args:
+        **changes: attributes of `jaxcudnn.Options`.
+
+    Yields:
+        The options in force.
+
+    Raises:
+        TypeError: for an unknown name, or as `jaxcudnn.Options`.
+        ValueError: as `jaxcudnn.Options`.
+
+    Example:
+        >>> import jaxcudnn
+        >>> with jaxcudnn.options(deterministic=True, workspace_limit=64 << 20) as chosen:
+        ...     chosen.deterministic
+        True
+    """
+    with _scoped(changed(current(), changes, "options")):
+        yield current()
+
+
+@contextmanager
+def scope(caller: object, given: Options | Mapping[str, Any] | None) -> Iterator[None]:
+    """Put the `options` argument of one call in force.
+
+    Raises:
+        TypeError: if it is neither None, nor `Options`, nor a mapping of some of its attributes.
+    """
+    if given is None:
+        yield
+        return
+    if isinstance(given, Mapping):
+        given = changed(current(), given, caller)
+    elif not isinstance(given, Options):
+        raise TypeError(
+            f"{caller}: options must be jaxcudnn.Options or a dict of some of its attributes, got "
+            f"{given!r}; write options={{'algorithm': 'heuristic'}}"
+        )
+    with _scoped(given):
+        yield
+
+
+def changed(old: Options, changes: Mapping[str, Any], caller: object) -> Options:
+    """Give the same options but for some.
+
+    Raises:
+        TypeError: for a name that is not an attribute.
+    """
+    names = [field.name for field in fields(Options)]
+    for name in changes:
+        if name not in names:
+            caller = "jaxcudnn.options" if caller == "options" else caller
+            raise TypeError(
+                f"{caller}: options must be among {', '.join(names)}, got {name!r}; see "
+                f"jaxcudnn.Options"
+            )
+    return replace(old, **changes)
+
+
+@lru_cache(maxsize=1)
+def from_environment() -> Options:
+    """Read the options that `JAXCUDNN_*` variables choose, at the first call of the process.
+
+    Raises:
+        ValueError: if a variable cannot be read as what it stands for.
+    """
+    values: dict[str, Any] = {}
+    for field in fields(Options):
+        text = os.environ.get(_PREFIX + field.name.upper())
+        if text:
+            values[field.name] = _read(field.name, text)
+    return Options(**values)
+
+
+@lru_cache(maxsize=1)
+def xla_is_deterministic() -> bool:
+    """Say whether XLA's flags ask for deterministic operations; XLA reads them once as well."""
+    wanted = False
+    for flag in os.environ.get("XLA_FLAGS", "").split():
+        name, _, value = flag.removeprefix("--").partition("=")
+        if name in _DETERMINISTIC_FLAGS:
+            wanted = value.lower() in ("", "true", "1")
+    return wanted
+
+
+_FLAGS = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+
+
+def _read(name: str, text: str) -> Any:
+    """Read one variable: numbers with commas for the budget, engines with commas, plain values."""
+    try:
+        if name == "tuning_budget":
+            candidates, *milliseconds = text.split(",")
+            return TuningBudget(int(candidates), *map(float, milliseconds))
+        if name == "exclude_engines":
+            return tuple(engine.strip() for engine in text.split(","))
+        if name == "workspace_limit":
+            return int(text)
+        if name == "algorithm":
+            if "=" not in text:
+                return text
+            return dict(part.strip().split("=", 1) for part in text.split(","))
+        return _FLAGS[text.lower()]
+    except (KeyError, TypeError, ValueError) as error:
+        wanted = {
+            "tuning_budget": "up to three numbers, as in 64,5,150",
+            "workspace_limit": "a whole number of bytes",
+            "algorithm": "a name, or one for each operation, as in fprop=eng5,dgrad=measure",
+        }.get(name, "1 or 0")
+        variable = _PREFIX + name.upper()
+        raise ValueError(
+            f"jaxcudnn: the environment variable {variable} must be {wanted}, got {text!r}; unset "
+            f"it for the default"
+        ) from error
+
+
+def _check_algorithm(algorithm: Any) -> None:
+    pairs = algorithm if isinstance(algorithm, tuple) else (("fprop", algorithm),)
+    for op, name in pairs:
+        if op not in OPERATIONS:
+            raise ValueError(
+                f"jaxcudnn.Options: algorithm by operation must be for {', '.join(OPERATIONS)}, "
+                f"got {op!r}"
+            )
+        if not isinstance(name, str):
+            raise TypeError(f"jaxcudnn.Options: algorithm must be a string, got {name!r}")
+        if name not in ALGORITHMS and not name.startswith(_ENGINE):
+            raise ValueError(
+                f"jaxcudnn.Options: algorithm must be one of {', '.join(ALGORITHMS)} or a plan's "
+                f"name, got {name!r}; jaxcudnn.plans lists the names"
+            )
+
+
+def _check_int(name: str, value: Any, *, minimum: int, of: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"jaxcudnn.{of}: {name} must be an integer, got {value!r}")
+    if not minimum <= value < 2**63:
+        raise ValueError(f"jaxcudnn.{of}: {name} must be at least {minimum}, got {value!r}")
+
+
+def _engines(engines: Any) -> tuple[str, ...]:
+    if isinstance(engines, str) or not isinstance(engines, (tuple, list, set, frozenset)):
+        raise TypeError(
+            f"jaxcudnn.Options: exclude_engines must be a tuple of names, got {engines!r}; write "
+            f"('eng57',)"
+        )
+    for engine in engines:
+        if not (isinstance(engine, str) and engine.removeprefix(_ENGINE).isdecimal()):
+            raise ValueError(
+                f"jaxcudnn.Options: exclude_engines must hold engines' names, got {engine!r}; "
+                f"write 'eng57', which leaves out all of its plans"
+            )
+    return tuple(sorted(set(engines), key=lambda engine: (len(engine), engine)))
