@@ -8,7 +8,7 @@ that JAX takes of it later have them too.
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -87,7 +87,7 @@ class Options:
     allow_reduced_precision_reduction: bool = False
     allow_runtime_compilation: bool = True
     exclude_engines: tuple[str, ...] = ()
-    tuning_budget: TuningBudget = TuningBudget()
+    tuning_budget: TuningBudget = field(default_factory=TuningBudget)
     verify: bool = False
 
     def __post_init__(self) -> None:
@@ -96,12 +96,10 @@ class Options:
             object.__setattr__(self, "algorithm", tuple(sorted(self.algorithm.items())))
         _check_algorithm(self.algorithm)
         _check_int("workspace_limit", self.workspace_limit, minimum=1, of="Options")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type is bool and not isinstance(value, bool):
-                raise TypeError(
-                    f"jaxcudnn.Options: {field.name} must be True or False, got {value!r}"
-                )
+        for name in [each.name for each in fields(self) if each.type is bool]:
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise TypeError(f"jaxcudnn.Options: {name} must be True or False, got {value!r}")
         object.__setattr__(self, "exclude_engines", _engines(self.exclude_engines))
         if not isinstance(self.tuning_budget, TuningBudget):
             raise TypeError(
@@ -179,7 +177,7 @@ def changed(old: Options, changes: Mapping[str, Any], caller: object) -> Options
     Raises:
         TypeError: for a name that is not an attribute.
     """
-    names = [field.name for field in fields(Options)]
+    names = [each.name for each in fields(Options)]
     for name in changes:
         if name not in names:
             caller = "jaxcudnn.options" if caller == "options" else caller
@@ -198,10 +196,10 @@ def from_environment() -> Options:
         ValueError: if a variable cannot be read as what it stands for.
     """
     values: dict[str, Any] = {}
-    for field in fields(Options):
-        text = os.environ.get(_PREFIX + field.name.upper())
+    for name in [each.name for each in fields(Options)]:
+        text = os.environ.get(_PREFIX + name.upper())
         if text:
-            values[field.name] = _read(field.name, text)
+            values[name] = _read(name, text)
     return Options(**values)
 
 
