@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from device_time import Kernel, Program, StepTime, device_times
 from frontend import Frontend
 
-from jaxcudnn import _load
+from jaxcudnn import _load, _plans
 
 Samples = Mapping[str, Sequence[int]]
 
@@ -67,9 +67,9 @@ class Gpu:
 
     def plan(self, attributes: dict[str, Any]) -> Any:
         """Give jaxcudnn's plan, from its cache if it is there."""
-        plan = _load.plan(attributes, self.device.local_hardware_id)
+        plan = _plans.known(attributes, self.device.local_hardware_id)
         if plan is None:
-            raise LookupError(f"cuDNN has no plan for {attributes}")
+            raise LookupError(f"nothing has measured which plan is best for {attributes}")
         return plan
 
     def plans_built(self) -> int:

@@ -61,8 +61,8 @@ void SayOnceThatThisIsSlow() {
 
 }  // namespace
 
-CallSite::CallSite(ConvSpec spec, int64_t workspace_limit)
-    : spec_(std::move(spec)), workspace_limit_(workspace_limit), bytes_(BufferBytes(spec_)) {}
+CallSite::CallSite(Problem problem)
+    : problem_(std::move(problem)), bytes_(BufferBytes(problem_.spec)) {}
 
 void CallSite::CheckSizes(const std::array<int64_t, 3>& bytes) const {
   if (bytes == bytes_) return;
@@ -71,41 +71,41 @@ void CallSite::CheckSizes(const std::array<int64_t, 3>& bytes) const {
   };
   throw Error(ErrorCode::kInvalidArgument, "the operands and the result must hold " + text(bytes_) +
                                                " bytes, got " + text(bytes) +
-                                               ". The convolution: " + TextOf(spec_));
+                                               ". The convolution: " + TextOf(problem_.spec));
 }
 
-void CallSite::Prepare(int device, const Buffers& buffers, const Workspace& workspace) {
-  (void)HandleOf(device);  // so that Execute never creates it; refuses a device out of range
-  const Plan& fast = PreparePlan(kFast, device, workspace);
+void CallSite::Prepare(const Bench& bench, const Buffers& buffers, const Workspace& workspace) {
+  (void)HandleOf(bench.device);  // so that Execute never creates it; refuses one out of range
+  const Plan& fast = PreparePlan(kFast, bench, workspace);
   Buffers moved = buffers;
   if (AreAligned(buffers) || Relocate(fast, workspace, moved)) return;
-  PreparePlan(kAnyAddress, device, workspace);
+  PreparePlan(kAnyAddress, bench, workspace);
   SayOnceThatThisIsSlow();
 }
 
-const Plan& CallSite::PreparePlan(Kind kind, int device, const Workspace& workspace) {
-  std::atomic<const Plan*>& slot = plans_[static_cast<size_t>(device)][kind];
+const Plan& CallSite::PreparePlan(Kind kind, const Bench& bench, const Workspace& workspace) {
+  std::atomic<const Plan*>& slot = plans_[static_cast<size_t>(bench.device)][kind];
   if (const Plan* plan = slot.load(std::memory_order_acquire)) return *plan;
-  std::shared_ptr<const Plan> plan = FindPlan(kind, device, workspace);
+  PlanPointer plan = FindPlan(kind, bench, workspace);
   std::lock_guard<std::mutex> lock(mutex_);
   owned_.push_back(plan);  // another thread may have stored the same one
   slot.store(plan.get(), std::memory_order_release);
   return *plan;
 }
 
-std::shared_ptr<const Plan> CallSite::FindPlan(Kind kind, int device,
-                                               const Workspace& workspace) const {
-  PlanRequest request{spec_, workspace_limit_, kFullAlignment, device};
+PlanPointer CallSite::FindPlan(Kind kind, const Bench& bench, const Workspace& workspace) const {
+  PlanRequest request{problem_, bench.device};
   if (kind == kFast) {
-    // On the machine that sized the workspace this is the plan that it was sized for. Elsewhere
-    // that plan may need more: then the first that fits what there is.
-    auto plan = GetPlan(request);
+    // On the machine that sized the workspace this is a plan that it was sized for. Elsewhere that
+    // plan may need more: then one that fits what there is.
+    auto plan = GetPlan(request, bench);
     if (plan->workspace_size() <= workspace.bytes) return plan;
   } else {
-    request.alignment = RowOf(spec_.dtype).bytes;
+    request.problem.alignment = RowOf(problem_.spec.dtype).bytes;
+    request.problem.options.algorithm = "heuristic";
   }
-  request.workspace_limit = workspace.bytes;
-  return GetPlan(request);
+  request.problem.workspace_limit = workspace.bytes;
+  return GetPlan(request, bench);
 }
 
 const Plan& CallSite::PreparedPlan(Kind kind, int device) const {

@@ -11,6 +11,7 @@
 #include "conv_spec.h"
 #include "handle_pool.h"
 #include "planner.h"
+#include "tuner.h"
 
 namespace jaxcudnn {
 
@@ -28,15 +29,15 @@ struct Workspace {
 /// they do not fit there, a plan for any address takes over.
 class CallSite {
  public:
-  CallSite(ConvSpec spec, int64_t workspace_limit);
+  explicit CallSite(Problem problem);
 
   /// Throws kInvalidArgument unless the buffers hold as much as the attributes say: a call written
   /// by hand could otherwise read and write past them.
   void CheckSizes(const std::array<int64_t, 3>& bytes) const;
 
   /// Makes sure that `Execute` with these buffers will find its plan and its handle. May allocate,
-  /// build and take milliseconds at the first call; afterwards it is one look-up.
-  void Prepare(int device, const Buffers& buffers, const Workspace& workspace);
+  /// build, measure and take a second at the first call; afterwards it is one look-up.
+  void Prepare(const Bench& bench, const Buffers& buffers, const Workspace& workspace);
 
   /// Enqueues the convolution; only legal after Prepare with equally aligned buffers.
   void Execute(int device, cudaStream_t stream, const Buffers& buffers,
@@ -46,18 +47,17 @@ class CallSite {
   enum Kind { kFast, kAnyAddress, kKinds };
   using Slots = std::array<std::atomic<const Plan*>, kKinds>;
 
-  const Plan& PreparePlan(Kind kind, int device, const Workspace& workspace);
+  const Plan& PreparePlan(Kind kind, const Bench& bench, const Workspace& workspace);
   [[nodiscard]] const Plan& PreparedPlan(Kind kind, int device) const;
-  [[nodiscard]] std::shared_ptr<const Plan> FindPlan(Kind kind, int device,
-                                                     const Workspace& workspace) const;
+  [[nodiscard]] PlanPointer FindPlan(Kind kind, const Bench& bench,
+                                     const Workspace& workspace) const;
   [[nodiscard]] bool Relocate(const Plan& plan, const Workspace& workspace, Buffers& buffers) const;
 
-  ConvSpec spec_;
-  int64_t workspace_limit_;
-  std::array<int64_t, 3> bytes_;                    // of the buffers, in their order
-  std::array<Slots, kMaxDevices> plans_{};          // read without a lock by Execute
-  std::mutex mutex_;                                // guards owned_
-  std::vector<std::shared_ptr<const Plan>> owned_;  // a plan lives as long as its executable
+  Problem problem_;
+  std::array<int64_t, 3> bytes_;            // of the buffers, in their order
+  std::array<Slots, kMaxDevices> plans_{};  // read without a lock by Execute
+  std::mutex mutex_;                        // guards owned_
+  std::vector<PlanPointer> owned_;          // a plan lives as long as its executable
 };
 
 }  // namespace jaxcudnn

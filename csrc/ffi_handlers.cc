@@ -3,8 +3,8 @@
 // The boundary to XLA: the three stages of the custom call, the decoding of its attributes, and the
 // one place where exceptions end. What each stage may do:
 //   Instantiate  parses; runs on hosts without a GPU and touches no CUDA.
-//   Initialize   precedes every Execute of a run, on the run's own thread; may build and allocate.
-//   Execute      enqueues, possibly while the stream is captured into a command buffer.
+//   Initialize   precedes every Execute of a run, on the run's own thread; may build, measure and
+//   allocate. Execute      enqueues, possibly while the stream is captured into a command buffer.
 #include "ffi_handlers.h"
 
 #include <driver_types.h>
@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "attributes.h"
 #include "call_site.h"
-#include "conv_spec.h"
 #include "error.h"
 #include "guard.h"
 #include "stage_clock.h"
@@ -66,42 +66,41 @@ Result Guarded(const char* stage, const Body& body) {
   });
 }
 
-template <typename T>
-T Attribute(const ffi::Dictionary& attributes, std::string_view name) {
-  ffi::ErrorOr<T> value = attributes.get<T>(name);
-  if (value.has_error()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "attribute '" + std::string(name) +
-                    "' is missing or of the wrong type: " + value.error().message());
-  }
-  return *value;
-}
+/// The attributes of the custom call, as `ReadProblem` asks for them.
+class Attributes {
+ public:
+  explicit Attributes(const ffi::Dictionary& attributes) : attributes_(attributes) {}
 
-std::vector<int64_t> Sizes(const ffi::Dictionary& attributes, std::string_view name) {
-  const auto span = Attribute<ffi::Span<const int64_t>>(attributes, name);
-  return {span.begin(), span.end()};
-}
+  [[nodiscard]] std::string Text(std::string_view name) const {
+    return std::string(Get<std::string_view>(name));
+  }
+  [[nodiscard]] std::vector<int64_t> Sizes(std::string_view name) const {
+    const auto span = Get<ffi::Span<const int64_t>>(name);
+    return {span.begin(), span.end()};
+  }
+  [[nodiscard]] bool Flag(std::string_view name) const { return Get<bool>(name); }
+  [[nodiscard]] int64_t Number(std::string_view name) const { return Get<int64_t>(name); }
+
+ private:
+  template <typename T>
+  [[nodiscard]] T Get(std::string_view name) const {
+    ffi::ErrorOr<T> value = attributes_.get<T>(name);
+    if (value.has_error()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "attribute '" + std::string(name) +
+                      "' is missing or of the wrong type: " + value.error().message());
+    }
+    return *value;
+  }
+
+  const ffi::Dictionary& attributes_;
+};
 
 using StatePointer = std::unique_ptr<ConvState>;
 
 ffi::ErrorOr<StatePointer> Instantiate(ffi::Dictionary attributes) {
   return Guarded<ffi::ErrorOr<StatePointer>>("instantiate", [&]() -> ffi::ErrorOr<StatePointer> {
-    ConvSpec spec{
-        ConvOpFromName(Attribute<std::string_view>(attributes, "op")),
-        Sizes(attributes, "x"),
-        Sizes(attributes, "w"),
-        Sizes(attributes, "y"),
-        Sizes(attributes, "stride"),
-        Sizes(attributes, "pre_padding"),
-        Sizes(attributes, "post_padding"),
-        Sizes(attributes, "dilation"),
-        Attribute<bool>(attributes, "flip"),
-        DataTypeFromName(Attribute<std::string_view>(attributes, "dtype")),
-        Attribute<bool>(attributes, "allow_tf32"),
-    };
-    Validate(spec);
-    const auto workspace_limit = Attribute<int64_t>(attributes, "workspace_limit");
-    return StatePointer(new ConvState{CallSite(std::move(spec), workspace_limit)});
+    return StatePointer(new ConvState{CallSite(ReadProblem(Attributes(attributes)))});
   });
 }
 
@@ -115,12 +114,16 @@ Workspace WorkspaceOf(ffi::Result<ffi::AnyBuffer> buffer) {
   return {buffer->untyped_data(), SizeOf(*buffer)};
 }
 
-ffi::Error Initialize(int32_t device, ConvState* state, ffi::AnyBuffer a, ffi::AnyBuffer b,
+ffi::Error Initialize(cudaStream_t stream, ffi::ScratchAllocator scratch, int32_t device,
+                      ConvState* state, ffi::AnyBuffer a, ffi::AnyBuffer b,
                       ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
   SectionTimer timer(StageClock::kInitialize);
   return Guarded<ffi::Error>("initialize", [&] {
     state->site.CheckSizes({SizeOf(a), SizeOf(b), SizeOf(*out)});
-    state->site.Prepare(device, Pointers(a, b, out), WorkspaceOf(workspace));
+    const auto allocate = [&scratch](size_t bytes) {
+      return scratch.Allocate(bytes).value_or(nullptr);
+    };
+    state->site.Prepare({device, stream, allocate}, Pointers(a, b, out), WorkspaceOf(workspace));
     return ffi::Error::Success();
   });
 }
@@ -138,6 +141,8 @@ XLA_FFI_DEFINE_HANDLER(InstantiateHandler, Instantiate, ffi::Ffi::BindInstantiat
 
 XLA_FFI_DEFINE_HANDLER(InitializeHandler, Initialize,
                        ffi::Ffi::BindInitialize()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::ScratchAllocator>()
                            .Ctx<ffi::DeviceOrdinal>()
                            .Ctx<ffi::State<ConvState>>()
                            .Arg<ffi::AnyBuffer>()    // first operand

@@ -13,6 +13,16 @@ namespace jaxcudnn {
   return plan_name.substr(0, plan_name.find('_'));
 }
 
+/// Whether a list such as "eng5,eng57" has the engine.
+[[nodiscard]] inline bool Lists(std::string_view engines, std::string_view engine) {
+  while (!engines.empty()) {
+    const size_t comma = engines.find(',');
+    if (engines.substr(0, comma) == engine) return true;
+    engines = comma == std::string_view::npos ? "" : engines.substr(comma + 1);
+  }
+  return false;
+}
+
 /// Whether cuDNN offers this plan and it computes something else. docs/decisions.md says how such
 /// plans were found; benchmarks/plan_survey.py finds more.
 [[nodiscard]] inline bool ComputesWrongNumbers(const ConvSpec& spec, std::string_view plan_name) {

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "libraries.h"
 
-#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <link.h>
 
+#include <array>
 #include <memory>
 #include <mutex>
 
+#include "cudart.h"
 #include "error.h"
 
 namespace jaxcudnn {
 namespace {
 
 constexpr const char* kCudnnName = "libcudnn.so.9";
+constexpr const char* kDriverNames[] = {"libcuda.so.1"};
 constexpr const char* kCudartNames[] = {"libcudart.so.13", "libcudart.so.12"};
 // cuDNN opens cuBLASLt at its first use and ends the process when it cannot.
 constexpr const char* kCublasLtNames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
@@ -92,11 +94,7 @@ std::unique_ptr<const CudnnLibrary> Open(const std::vector<std::string>& paths) 
   return library;
 }
 
-struct CudaRuntime {
-  decltype(&::cudaGetDevice) get_device;
-  decltype(&::cudaSetDevice) set_device;
-  decltype(&::cudaMemcpyAsync) memcpy_async;
-};
+}  // namespace
 
 const CudaRuntime& Cudart() {
   static const CudaRuntime runtime = [] {
@@ -106,11 +104,25 @@ const CudaRuntime& Cudart() {
                   "the CUDA runtime (libcudart.so.13 or .12) was not found: " + LastLinkerError());
     }
     const std::string owner = "the CUDA runtime at " + PathOf(library);
-    return CudaRuntime{
-        Symbol<decltype(&::cudaGetDevice)>(library, "cudaGetDevice", owner),
-        Symbol<decltype(&::cudaSetDevice)>(library, "cudaSetDevice", owner),
-        Symbol<decltype(&::cudaMemcpyAsync)>(library, "cudaMemcpyAsync", owner),
-    };
+    CudaRuntime found{};
+#define JAXCUDNN_SYMBOL(member, name) \
+  found.member = Symbol<decltype(&::name)>(library, #name, owner)
+    JAXCUDNN_SYMBOL(get_device, cudaGetDevice);
+    JAXCUDNN_SYMBOL(set_device, cudaSetDevice);
+    JAXCUDNN_SYMBOL(memcpy_async, cudaMemcpyAsync);
+    JAXCUDNN_SYMBOL(memset_async, cudaMemsetAsync);
+    JAXCUDNN_SYMBOL(stream_is_capturing, cudaStreamIsCapturing);
+    JAXCUDNN_SYMBOL(stream_create, cudaStreamCreateWithFlags);
+    JAXCUDNN_SYMBOL(stream_destroy, cudaStreamDestroy);
+    JAXCUDNN_SYMBOL(stream_synchronize, cudaStreamSynchronize);
+    JAXCUDNN_SYMBOL(event_create, cudaEventCreateWithFlags);
+    JAXCUDNN_SYMBOL(event_destroy, cudaEventDestroy);
+    JAXCUDNN_SYMBOL(event_record, cudaEventRecord);
+    JAXCUDNN_SYMBOL(event_synchronize, cudaEventSynchronize);
+    JAXCUDNN_SYMBOL(event_elapsed_time, cudaEventElapsedTime);
+    JAXCUDNN_SYMBOL(launch_host_function, cudaLaunchHostFunc);
+#undef JAXCUDNN_SYMBOL
+    return found;
   }();
   return runtime;
 }
@@ -122,7 +134,22 @@ void CheckCuda(cudaError_t status, const char* what) {
   }
 }
 
-}  // namespace
+std::string DeviceName(int device) {
+  // The driver's own function: what the runtime's returns differs between CUDA 12 and 13.
+  using GetName = int(char*, int, int);
+  static void* library = OpenOneOf(kDriverNames);
+  if (!library) {
+    throw Error(ErrorCode::kFailedPrecondition,
+                "the CUDA driver was not found: " + LastLinkerError());
+  }
+  static auto* get_name = Symbol<GetName*>(library, "cuDeviceGetName", "the CUDA driver");
+  std::array<char, 256> name{};
+  if (const int status = get_name(name.data(), static_cast<int>(name.size()), device)) {
+    throw Error(ErrorCode::kInternal,
+                "cuDeviceGetName failed with CUDA error " + std::to_string(status));
+  }
+  return name.data();
+}
 
 std::string VersionText(size_t version) {
   return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
@@ -156,7 +183,15 @@ void CopyOnDevice(void* to, const void* from, size_t bytes, cudaStream_t stream)
             "cudaMemcpyAsync");
 }
 
+OwnStream::OwnStream(int device) {
+  const DeviceScope scope(device);
+  CheckCuda(Cudart().stream_create(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+}
+
+OwnStream::~OwnStream() { (void)Cudart().stream_destroy(stream_); }
+
 DeviceScope::DeviceScope(int device) {
+  if (device == kNoDevice) return;
   int current = -1;
   CheckCuda(Cudart().get_device(&current), "cudaGetDevice");
   if (current == device) return;

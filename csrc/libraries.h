@@ -47,7 +47,9 @@ void CheckCudnn(cudnnStatus_t status, const char* what);
 /// Enqueues a copy within the device's memory; legal while the stream is captured.
 void CopyOnDevice(void* to, const void* from, size_t bytes, cudaStream_t stream);
 
-/// Makes `device` current on this thread until the end of the scope.
+inline constexpr int kNoDevice = -1;
+
+/// Makes `device` current on this thread until the end of the scope; kNoDevice changes nothing.
 class DeviceScope {
  public:
   explicit DeviceScope(int device);

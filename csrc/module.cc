@@ -8,7 +8,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "conv_spec.h"
+#include <set>
+
+#include "attributes.h"
+#include "cudart.h"
 #include "error.h"
 #include "ffi_handlers.h"
 #include "libraries.h"
@@ -21,8 +24,6 @@ using namespace nb::literals;
 using namespace jaxcudnn;
 
 namespace {
-
-using Sizes = std::vector<int64_t>;
 
 nb::dict Registrations() {
   const FfiRegistration registration = ConvRegistration();
@@ -50,42 +51,110 @@ std::pair<int, int> FfiApiVersion() {
   return {registration.api_major, registration.api_minor};
 }
 
-PlanRequest RequestFrom(const std::string& op, Sizes x, Sizes w, Sizes y, Sizes stride,
-                        Sizes pre_padding, Sizes post_padding, Sizes dilation, bool flip,
-                        const std::string& dtype, bool allow_tf32, int64_t workspace_limit,
-                        int device, int64_t alignment) {
-  ConvSpec spec{ConvOpFromName(op),
-                std::move(x),
-                std::move(w),
-                std::move(y),
-                std::move(stride),
-                std::move(pre_padding),
-                std::move(post_padding),
-                std::move(dilation),
-                flip,
-                DataTypeFromName(dtype),
-                allow_tf32};
-  Validate(spec);
-  return {std::move(spec), workspace_limit, alignment, device};
+/// The attributes of a custom call given as keyword arguments, as `ReadProblem` asks for them.
+class Keywords {
+ public:
+  explicit Keywords(const nb::kwargs& values) : values_(values) {}
+
+  /// Throws unless every argument was asked for.
+  void CheckAllRead() const {
+    for (auto [name, value] : values_) {
+      const auto text = nb::cast<std::string>(name);
+      if (!read_.count(text)) {
+        throw nb::type_error(("there is no attribute '" + text + "'").c_str());
+      }
+    }
+  }
+
+  [[nodiscard]] std::string Text(const char* name) const { return Get<std::string>(name); }
+  [[nodiscard]] std::vector<int64_t> Sizes(const char* name) const {
+    return Get<std::vector<int64_t>>(name);
+  }
+  [[nodiscard]] bool Flag(const char* name) const { return Get<bool>(name); }
+  [[nodiscard]] int64_t Number(const char* name) const { return Get<int64_t>(name); }
+
+ private:
+  template <typename T>
+  [[nodiscard]] T Get(const char* name) const {
+    T value{};
+    read_.insert(name);
+    if (!values_.contains(name) || !nb::try_cast<T>(values_[name], value)) {
+      throw nb::type_error(
+          ("attribute '" + std::string(name) + "' is missing or of the wrong type").c_str());
+    }
+    return value;
+  }
+
+  const nb::kwargs& values_;
+  mutable std::set<std::string> read_;
+};
+
+Problem ProblemFrom(const nb::kwargs& attributes, int64_t alignment) {
+  const Keywords keywords(attributes);
+  Problem problem = ReadProblem(keywords);
+  keywords.CheckAllRead();
+  problem.alignment = alignment;
+  return problem;
 }
 
-using PlanPointer = std::shared_ptr<const Plan>;
+PlanRequest RequestFrom(int device, const nb::kwargs& attributes) {
+  return {ProblemFrom(attributes, kFullAlignment), device};
+}
+
+/// Calls without the interpreter's lock: building and measuring take milliseconds, or seconds.
+template <typename Call>
+auto Unlocked(const Call& call) {
+  nb::gil_scoped_release release;
+  return call();
+}
+
+// Nanobind holds plans by pointers to what may change.
+using PythonPlan = std::shared_ptr<Plan>;
+
+PythonPlan ForPython(const PlanPointer& plan) { return std::const_pointer_cast<Plan>(plan); }
+
+std::vector<PythonPlan> ForPython(const std::vector<PlanPointer>& plans) {
+  std::vector<PythonPlan> all;
+  for (const PlanPointer& plan : plans) all.push_back(ForPython(plan));
+  return all;
+}
+
+/// Measures on memory that the caller has, and on a stream of its own, since nothing else uses it.
+MeasuredPlan MeasureIn(const PlanRequest& request, uintptr_t memory, size_t bytes) {
+  const OwnStream stream(request.device);
+  const auto allocate = [=](size_t wanted) -> void* {
+    return wanted <= bytes ? reinterpret_cast<void*>(memory) : nullptr;
+  };
+  return MeasurePlan(request, {request.device, stream.get(), allocate});
+}
 
 }  // namespace
 
 NB_MODULE(_native, m) {
   m.doc() = "cuDNN plans for convolutions, and the XLA custom call that executes them.";
 
-  // Both refusals are facts about cuDNN rather than failures, so callers need to tell them apart.
+  // Refusals are facts about cuDNN rather than failures, so callers need to tell them apart.
   static nb::exception<Error> native_error(m, "NativeError", PyExc_RuntimeError);
   static nb::object unsupported = nb::exception<Error>(m, "UnsupportedError", native_error.ptr());
+  static nb::object exhausted = nb::exception<Error>(m, "ExhaustedError", native_error.ptr());
+  static nb::object invalid = nb::exception<Error>(m, "InvalidError", native_error.ptr());
+  static const auto type_of = [](ErrorCode code) -> const nb::object& {
+    switch (code) {
+      case ErrorCode::kUnsupported:
+        return unsupported;
+      case ErrorCode::kResourceExhausted:
+        return exhausted;
+      case ErrorCode::kInvalidArgument:
+        return invalid;
+      default:
+        return native_error;
+    }
+  };
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
     try {
       std::rethrow_exception(pointer);
     } catch (const Error& error) {
-      PyErr_SetString(
-          error.code() == ErrorCode::kUnsupported ? unsupported.ptr() : native_error.ptr(),
-          error.what());
+      PyErr_SetString(type_of(error.code()).ptr(), error.what());
     }
   });
 
@@ -110,47 +179,143 @@ NB_MODULE(_native, m) {
   nb::class_<Plan>(m, "Plan", "A cuDNN execution plan.")
       .def_prop_ro("name", &Plan::name, "Engine and knobs, such as 'eng62_k2=0_k13=1'.")
       .def_prop_ro("workspace_size", &Plan::workspace_size, "Bytes of scratch memory it needs.")
-      .def_prop_ro("notes", &Plan::notes, "cuDNN's numerical and behaviour notes.");
+      .def_prop_ro("notes", &Plan::notes, "cuDNN's numerical and behaviour notes.")
+      .def_prop_ro(
+          "source", [](const Plan& plan) { return plan.origin().source; },
+          "How it was chosen: 'heuristic', 'named', 'measured' or 'stored'.")
+      .def_prop_ro(
+          "microseconds", [](const Plan& plan) { return plan.origin().microseconds; },
+          "What it took when it was chosen; NaN if it was not timed.")
+      .def_prop_ro(
+          "tried", [](const Plan& plan) { return plan.origin().tried; },
+          "How many plans were timed to choose it.");
+  nb::class_<Timing>(m, "Timing", "What a plan took, or why that is not known.")
+      .def_ro("name", &Timing::name)
+      .def_ro("microseconds", &Timing::microseconds, "Of one run; NaN if it was not timed.")
+      .def_ro("reason", &Timing::reason, "Why it was not timed, or is refused; else empty.");
+  nb::class_<MeasuredPlan>(m, "Tuning", "What measuring found.")
+      .def_prop_ro("plan", [](const MeasuredPlan& self) { return ForPython(self.plan); })
+      .def_prop_ro("timings", [](const MeasuredPlan& self) { return self.tuning.timings; })
+      .def_prop_ro(
+          "milliseconds", [](const MeasuredPlan& self) { return self.tuning.milliseconds; },
+          "What measuring cost.");
 
   m.def(
-      "plan",
-      [](const std::string& op, Sizes x, Sizes w, Sizes y, Sizes stride, Sizes pre_padding,
-         Sizes post_padding, Sizes dilation, bool flip, const std::string& dtype, bool allow_tf32,
-         int64_t workspace_limit, int device, int64_t alignment) {
-        const PlanRequest request =
-            RequestFrom(op, std::move(x), std::move(w), std::move(y), std::move(stride),
-                        std::move(pre_padding), std::move(post_padding), std::move(dilation), flip,
-                        dtype, allow_tf32, workspace_limit, device, alignment);
-        nb::gil_scoped_release release;  // a build takes milliseconds, sometimes seconds
-        return std::const_pointer_cast<Plan>(GetPlan(request));
+      "known_plan",
+      [](int device, const nb::kwargs& attributes) {
+        const PlanRequest request = RequestFrom(device, attributes);
+        return ForPython(Unlocked([&] { return KnownPlan(request); }));
       },
-      nb::kw_only(), "op"_a, "x"_a, "w"_a, "y"_a, "stride"_a, "pre_padding"_a, "post_padding"_a,
-      "dilation"_a, "flip"_a, "dtype"_a, "allow_tf32"_a, "workspace_limit"_a, "device"_a = 0,
-      "alignment"_a = kFullAlignment,
-      "The plan that the custom call with these attributes will use on a device of this process.");
+      "device"_a, "attributes"_a,
+      nb::sig("def known_plan(device: int, **attributes: typing.Any) -> Plan | None"),
+      "The plan that a custom call will use on a device of this process, if that is known without "
+      "measuring.");
+  m.def(
+      "candidates",
+      [](int device, const nb::kwargs& attributes) {
+        const PlanRequest request = RequestFrom(device, attributes);
+        return ForPython(Unlocked([&] { return CandidatesFor(request); }));
+      },
+      "device"_a, "attributes"_a,
+      nb::sig("def candidates(device: int, **attributes: typing.Any) -> list[Plan]"),
+      "Every plan that measuring would time for a custom call, in cuDNN's order.");
+  m.def(
+      "largest_workspace",
+      [](int device, const nb::kwargs& attributes) {
+        const PlanRequest request = RequestFrom(device, attributes);
+        return Unlocked([&] { return LargestWorkspace(request); });
+      },
+      "device"_a, "attributes"_a,
+      nb::sig("def largest_workspace(device: int, **attributes: typing.Any) -> int"),
+      "The most bytes of scratch memory that one of the candidates needs.");
+  m.def(
+      "bytes_to_measure",
+      [](int device, const nb::kwargs& attributes) {
+        const PlanRequest request = RequestFrom(device, attributes);
+        return Unlocked([&] { return BytesToTune(request.problem, CandidatesFor(request)); });
+      },
+      "device"_a, "attributes"_a,
+      nb::sig("def bytes_to_measure(device: int, **attributes: typing.Any) -> int"),
+      "How much device memory `measure` needs to time all candidates.");
+  m.def(
+      "measure",
+      [](int device, uintptr_t memory, size_t bytes, const nb::kwargs& attributes) {
+        const PlanRequest request = RequestFrom(device, attributes);
+        return Unlocked([&] { return MeasureIn(request, memory, bytes); });
+      },
+      "device"_a, "memory"_a, "bytes"_a, "attributes"_a,
+      nb::sig("def measure(device: int, memory: int, bytes: int, **attributes: typing.Any) -> "
+              "Tuning"),
+      "Times the candidates in device memory that nothing else uses, and remembers the fastest.");
   m.def(
       "plan_from_properties",
-      [](const std::string& properties_json, const std::string& op, Sizes x, Sizes w, Sizes y,
-         Sizes stride, Sizes pre_padding, Sizes post_padding, Sizes dilation, bool flip,
-         const std::string& dtype, bool allow_tf32, int64_t workspace_limit, int64_t alignment) {
-        const PlanRequest request =
-            RequestFrom(op, std::move(x), std::move(w), std::move(y), std::move(stride),
-                        std::move(pre_padding), std::move(post_padding), std::move(dilation), flip,
-                        dtype, allow_tf32, workspace_limit, 0, alignment);
-        nb::gil_scoped_release release;
-        return std::const_pointer_cast<Plan>(BuildPlanFromProperties(request, properties_json));
+      [](const std::string& properties_json, int64_t alignment, const nb::kwargs& attributes) {
+        const Problem problem = ProblemFrom(attributes, alignment);
+        return ForPython(Unlocked([&] {
+          const auto planner = PlannerFromProperties(properties_json);
+          const PlanOptions& options = problem.options;
+          return options.is_named() ? planner->Named(problem, options.algorithm, {"named"})
+                                    : planner->First(problem);
+        }));
       },
-      "properties_json"_a, nb::kw_only(), "op"_a, "x"_a, "w"_a, "y"_a, "stride"_a, "pre_padding"_a,
-      "post_padding"_a, "dilation"_a, "flip"_a, "dtype"_a, "allow_tf32"_a, "workspace_limit"_a,
-      "alignment"_a = kFullAlignment,
-      "A plan for a GPU described by cuDNN's JSON, which need not exist: for tests of planning.");
+      "properties_json"_a, "alignment"_a = kFullAlignment, "attributes"_a,
+      nb::sig("def plan_from_properties(properties_json: str, alignment: int = 16, **attributes: "
+              "typing.Any) -> Plan"),
+      "The named or first plan for a GPU described by cuDNN's JSON, which need not exist: for "
+      "tests of planning.");
+  m.def(
+      "candidates_from_properties",
+      [](const std::string& properties_json, const nb::kwargs& attributes) {
+        const Problem problem = ProblemFrom(attributes, kFullAlignment);
+        return ForPython(
+            Unlocked([&] { return PlannerFromProperties(properties_json)->Candidates(problem); }));
+      },
+      "properties_json"_a, "attributes"_a,
+      nb::sig("def candidates_from_properties(properties_json: str, **attributes: typing.Any) -> "
+              "list[Plan]"),
+      "The same of `candidates`.");
+
+  nb::class_<ChoiceRecord>(m, "Choice", "A measured choice, and what it was made for.")
+      .def(
+          "__init__",
+          [](ChoiceRecord* self, std::string key, std::string gpu, std::string plan,
+             double microseconds, int64_t workspace, int64_t tried, double milliseconds) {
+            new (self) ChoiceRecord{
+                std::move(key),
+                std::move(gpu),
+                {std::move(plan), microseconds, workspace, tried, milliseconds, "stored"}};
+          },
+          nb::kw_only(), "key"_a, "gpu"_a, "plan"_a, "microseconds"_a, "workspace"_a, "tried"_a,
+          "milliseconds"_a)
+      .def_ro("key", &ChoiceRecord::key)
+      .def_ro("gpu", &ChoiceRecord::gpu)
+      .def_prop_ro("plan", [](const ChoiceRecord& self) { return self.choice.plan; })
+      .def_prop_ro("microseconds",
+                   [](const ChoiceRecord& self) { return self.choice.microseconds; })
+      .def_prop_ro("workspace", [](const ChoiceRecord& self) { return self.choice.workspace_size; })
+      .def_prop_ro("tried", [](const ChoiceRecord& self) { return self.choice.tried; })
+      .def_prop_ro("milliseconds",
+                   [](const ChoiceRecord& self) { return self.choice.milliseconds; });
+  m.def(
+      "choice_key",
+      [](const nb::kwargs& attributes) {
+        return ChoiceKey(ProblemFrom(attributes, kFullAlignment));
+      },
+      "attributes"_a, nb::sig("def choice_key(**attributes: typing.Any) -> str"),
+      "The text under which the choice for a custom call is stored.");
+  m.def("device_name", &DeviceName, "device"_a, "The driver's name of a GPU.");
+  m.def("remember_choice", &RememberChoice, "choice"_a,
+        "Takes in a choice that was stored by another process.");
+  m.def("take_choices", &TakeChoices, "The choices measured since the last call.");
 
   nb::class_<CacheInfo>(m, "CacheInfo", "Counters of the plan cache.")
       .def_ro("hits", &CacheInfo::hits)
       .def_ro("misses", &CacheInfo::misses, "Look-ups that had to build.")
+      .def_ro("builds", &CacheInfo::builds, "Look-ups that built a plan.")
       .def_ro("evictions", &CacheInfo::evictions)
       .def_ro("size", &CacheInfo::size)
-      .def_ro("capacity", &CacheInfo::capacity);
+      .def_ro("capacity", &CacheInfo::capacity)
+      .def_ro("seconds", &CacheInfo::seconds, "Spent building and measuring.");
   m.def("cache_info", &PlanCacheInfo, "Counters of the process-wide plan cache.");
   m.def("clear_cache", &ClearPlanCache, "Forgets every plan that no executable holds.");
   m.def("set_cache_capacity", &SetPlanCacheCapacity, "capacity"_a,

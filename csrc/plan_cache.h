@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <future>
@@ -18,9 +19,11 @@ namespace jaxcudnn {
 struct CacheInfo {
   int64_t hits = 0;
   int64_t misses = 0;  ///< look-ups that had to build
+  int64_t builds = 0;  ///< misses that gave a value
   int64_t evictions = 0;
   int64_t size = 0;
   int64_t capacity = 0;
+  double seconds = 0;  ///< spent building, failures included
 };
 
 /// A bounded map from keys to values that are expensive to build; the least recently used goes
@@ -48,13 +51,33 @@ class PlanCache {
       } else {
         ++info_.misses;
         future = promise.get_future().share();
-        recent_.push_front(key);
-        entries_.emplace(key, Entry{future, recent_.begin()});
-        EvictBeyond(capacity_);
+        Insert(key, future);
       }
     }
     if (!found) Fulfil(key, promise, build);
     return future.get();
+  }
+
+  /// The value that is there already; null if there is none, or none yet.
+  [[nodiscard]] Pointer Find(const Key& key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto it = entries_.find(key);
+    if (it == entries_.end() || !IsReady(it->second.future)) return nullptr;
+    ++info_.hits;
+    recent_.splice(recent_.begin(), recent_, it->second.position);
+    return it->second.future.get();  // throws what is remembered instead of a value
+  }
+
+  /// Puts a value in the place of whatever there is.
+  void Put(const Key& key, Pointer value) {
+    std::promise<Pointer> promise;
+    promise.set_value(std::move(value));
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (auto it = entries_.find(key); it != entries_.end()) {
+      it->second.future = promise.get_future().share();
+      return;
+    }
+    Insert(key, promise.get_future().share());
   }
 
   /// Drops every entry; values still in use elsewhere live on there.
@@ -85,14 +108,35 @@ class PlanCache {
     typename std::list<Key>::iterator position;
   };
 
+  static bool IsReady(const std::shared_future<Pointer>& future) {
+    return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  }
+
+  void Insert(const Key& key, std::shared_future<Pointer> future) {
+    recent_.push_front(key);
+    entries_.emplace(key, Entry{std::move(future), recent_.begin()});
+    EvictBeyond(capacity_);
+  }
+
   template <typename Build>
   void Fulfil(const Key& key, std::promise<Pointer>& promise, const Build& build) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto account = [&](int64_t built) {
+      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+      std::lock_guard<std::mutex> lock(mutex_);
+      info_.builds += built;
+      info_.seconds += spent.count();
+    };
     try {
-      promise.set_value(build());
+      Pointer value = build();
+      account(1);
+      promise.set_value(std::move(value));
     } catch (const Error& error) {
+      account(0);
       if (error.code() != ErrorCode::kUnsupported) Forget(key);
       promise.set_exception(std::current_exception());
     } catch (...) {
+      account(0);
       Forget(key);
       promise.set_exception(std::current_exception());
     }

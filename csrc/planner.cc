@@ -9,6 +9,7 @@
 #include <limits>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -30,6 +31,15 @@ using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 using DeviceProperties = std::shared_ptr<const fe::DeviceProperties>;
 
 enum Uid : int64_t { kX = 1, kW = 2, kY = 3 };
+
+// As many recommendations make it needless to ask for more.
+constexpr size_t kSeveral = 8;
+// Bytes that any plan may need to be worth measuring; more only if cuDNN's first needs it too.
+constexpr int64_t kOrdinaryWorkspace = int64_t{64} << 20;
+// What every plan's name begins with, before the engine's number.
+constexpr std::string_view kEngine = "eng";
+// Right for anything and fast for little: cuDNN puts it first where it is the best.
+constexpr std::string_view kGenericEngine = "eng0";
 
 // cuDNN's messages can run to many lines; the first few hundred characters name the cause.
 constexpr size_t kLongestReason = 400;
@@ -90,43 +100,92 @@ struct FoundPlan {
 
 /// A cudnn_frontend graph of one convolution, with its list of candidate plans.
 class ConvGraph : public fe::graph::Graph {
-  using Source = void (ConvGraph::*)(std::string& reason);
+  using Source = void (ConvGraph::*)();
 
  public:
-  ConvGraph(const PlanRequest& request, DeviceProperties properties) : request_(request) {
-    set_io_data_type(ToFrontend(request.spec.dtype));
-    set_intermediate_data_type(Accumulator(request.spec.dtype));
-    set_compute_data_type(Accumulator(request.spec.dtype));
+  ConvGraph(const Problem& problem, DeviceProperties properties) : problem_(problem) {
+    set_io_data_type(ToFrontend(problem.spec.dtype));
+    set_intermediate_data_type(Accumulator(problem.spec.dtype));
+    set_compute_data_type(Accumulator(problem.spec.dtype));
     set_device_properties(std::move(properties));
     AddOperation();
     CheckFrontend(validate(), "validating the cuDNN graph");
     CheckFrontend(build_operation_graph(), "building the cuDNN graph");
-    deselect_workspace_greater_than(request.workspace_limit);
+    deselect_workspace_greater_than(problem.workspace_limit);
   }
 
-  /// The first candidate that may be used and can be built, or none with the last `reason`.
-  std::optional<FoundPlan> FirstPlan(std::string& reason) {
+  /// Why cuDNN refused what it refused last.
+  [[nodiscard]] const std::string& reason() const { return reason_; }
+
+  /// The first candidate that may be used and can be built.
+  std::optional<FoundPlan> First() {
     for (Source append : Sources()) {
-      const auto first = static_cast<size_t>(get_execution_plan_count());
-      (this->*append)(reason);
-      for (size_t index : Acceptable(first)) {
-        fe::error_t status = build_plan_at_index(static_cast<int64_t>(index));
-        if (status.is_bad()) {
-          reason = status.get_message();
-          continue;
-        }
-        auto plan = plans.execution_plans[index];
-        if (plan->getWorkspaceSize() <= request_.workspace_limit)
-          return FoundPlan{plan, NameOf(index)};
-        reason = "a plan turned out to need more workspace than its description said";
+      for (size_t index : Append(append)) {
+        if (auto found = Built(index)) return found;
       }
     }
     return std::nullopt;
   }
 
+  /// The candidate of this name, if it may be used and can be built.
+  std::optional<FoundPlan> Named(std::string_view name) {
+    for (Source append : Sources()) {
+      for (size_t index : Append(append)) {
+        if (NameOf(index) == name) return Built(index);
+      }
+    }
+    return std::nullopt;
+  }
+
+  /// The names of all candidates that may be used.
+  std::vector<std::string> Names() {
+    std::vector<std::string> names;
+    for (Source append : Sources()) {
+      for (size_t index : Append(append)) names.push_back(NameOf(index));
+    }
+    return names;
+  }
+
+  /// Candidates that can be built, those compiled at run time last. Unless `everything` is asked
+  /// for, cuDNN's recommendations are enough if there are several; so is the generic engine left
+  /// out, one that has to be compiled, and one whose workspace is out of proportion, if there are
+  /// others (docs/decisions.md).
+  std::vector<FoundPlan> All(bool everything) {
+    std::vector<FoundPlan> found;
+    std::vector<size_t> compiled_at_run_time;
+    const auto add = [&](Source append) {
+      for (size_t index : Append(append)) {
+        if (IsCompiledAtRunTime(index)) {
+          compiled_at_run_time.push_back(index);
+        } else if (auto plan = Built(index)) {
+          found.push_back(*std::move(plan));
+        }
+      }
+    };
+    for (Source append : Sources()) {
+      add(append);
+      if (!everything && found.size() >= kSeveral) {
+        add(&ConvGraph::AppendSeenEngines);
+        break;
+      }
+    }
+    for (size_t index : compiled_at_run_time) {
+      if (!everything && !found.empty()) break;
+      if (auto plan = Built(index)) found.push_back(*std::move(plan));
+    }
+    if (!everything && !found.empty()) {
+      const int64_t most = std::max(found[0].plan->getWorkspaceSize(), kOrdinaryWorkspace);
+      const auto is_unpromising = [&](const FoundPlan& plan) {
+        return EngineOf(plan.name) == kGenericEngine || plan.plan->getWorkspaceSize() > most;
+      };
+      found.erase(std::remove_if(found.begin() + 1, found.end(), is_unpromising), found.end());
+    }
+    return found;
+  }
+
  private:
   void AddOperation() {
-    const ConvSpec& spec = request_.spec;
+    const ConvSpec& spec = problem_.spec;
     switch (spec.op) {
       case ConvOp::kFprop: {
         Tensor x = Operand(kX, spec.x), w = Operand(kW, spec.w);
@@ -148,7 +207,7 @@ class ConvGraph : public fe::graph::Graph {
 
   template <typename Attributes>
   Attributes WithGeometry(Attributes attributes) const {
-    const ConvSpec& spec = request_.spec;
+    const ConvSpec& spec = problem_.spec;
     attributes.set_pre_padding(spec.pre_padding)
         .set_post_padding(spec.post_padding)
         .set_stride(spec.stride)
@@ -163,8 +222,8 @@ class ConvGraph : public fe::graph::Graph {
                       .set_uid(uid)
                       .set_dim(sizes)
                       .set_stride(ChannelsLastStrides(sizes))
-                      .set_data_type(ToFrontend(request_.spec.dtype))
-                      .set_alignment(request_.alignment));
+                      .set_data_type(ToFrontend(problem_.spec.dtype))
+                      .set_alignment(problem_.alignment));
   }
 
   void Result(const Tensor& result, Uid uid, const std::vector<int64_t>& sizes) {
@@ -172,61 +231,91 @@ class ConvGraph : public fe::graph::Graph {
         .set_uid(uid)
         .set_dim(sizes)
         .set_stride(ChannelsLastStrides(sizes))
-        .set_data_type(ToFrontend(request_.spec.dtype))
-        .set_alignment(request_.alignment);
+        .set_data_type(ToFrontend(problem_.spec.dtype))
+        .set_alignment(problem_.alignment);
   }
 
   /// Where candidates come from, the best first. Below full alignment it is cuDNN's generic engine
   /// alone: others say that they support it and then read in vectors, which faults (engine 67 for
   /// float32 filter gradients, cuDNN 9.19).
   [[nodiscard]] std::vector<Source> Sources() const {
-    if (request_.alignment < kFullAlignment) return {&ConvGraph::AppendGeneric};
+    if (problem_.alignment < kFullAlignment) return {&ConvGraph::AppendGeneric};
     return {&ConvGraph::AppendPreferred, &ConvGraph::AppendFallback, &ConvGraph::AppendEveryEngine};
   }
 
-  void AppendGeneric(std::string& reason) { AppendEngine(0, reason); }
-  void AppendPreferred(std::string& reason) { AppendHeuristic(fe::HeurMode_t::A, reason); }
-  void AppendFallback(std::string& reason) { AppendHeuristic(fe::HeurMode_t::FALLBACK, reason); }
+  void AppendGeneric() { AppendEngine(0); }
+  void AppendPreferred() { AppendHeuristic(fe::HeurMode_t::A); }
+  void AppendFallback() { AppendHeuristic(fe::HeurMode_t::FALLBACK); }
 
-  void AppendHeuristic(fe::HeurMode_t mode, std::string& reason) {
+  void AppendHeuristic(fe::HeurMode_t mode) {
     // An empty list is reported as a failure; the next source may still have something.
     if (fe::error_t status = create_execution_plans({mode}); status.is_bad()) {
-      reason = status.get_message();
+      reason_ = status.get_message();
     }
   }
 
   /// Filters can empty both lists although fitting engines exist (float32 without TF32, small
   /// alignments), so the last resort is to ask for each engine by its number.
-  void AppendEveryEngine(std::string& reason) {
+  void AppendEveryEngine() {
     int64_t count = 0;
     CheckFrontend(get_engine_count(count), "counting cuDNN's engines");
-    for (int64_t id = 0; id < count; ++id) AppendEngine(id, reason);
+    for (int64_t id = 0; id < count; ++id) AppendEngine(id);
   }
 
-  void AppendEngine(int64_t id, std::string& reason) {
+  /// Engines that were recommended with certain knobs, with their own defaults: now and then
+  /// better.
+  void AppendSeenEngines() {
+    std::set<int64_t> ids;
+    for (const std::string& name : seen_) ids.insert(std::stoll(name.substr(kEngine.size())));
+    for (int64_t id : ids) AppendEngine(id);
+  }
+
+  void AppendEngine(int64_t id) {
     if (fe::error_t status = create_execution_plan(id, {}); status.is_bad()) {
-      reason = status.get_message();
+      reason_ = status.get_message();
     }
   }
 
-  /// The candidates from index `first` on that have not been seen under the same name and whose
-  /// notes are allowed, those that need run-time compilation (seconds each) last.
-  std::vector<size_t> Acceptable(size_t first) {
+  /// Asks a source for candidates and gives those that have not been seen under the same name and
+  /// may be used, the ones that need run-time compilation (seconds each) last.
+  std::vector<size_t> Append(Source append) {
+    const auto first = static_cast<size_t>(get_execution_plan_count());
+    (this->*append)();
     std::vector<size_t> indices;
     const auto count = static_cast<size_t>(get_execution_plan_count());
     for (size_t index = first; index < count; ++index) {
-      const std::string name = NameOf(index);
-      if (seen_.insert(name).second && NumericsAllowed(plans.numeric_notes[index]) &&
-          !ComputesWrongNumbers(request_.spec, name)) {
+      if (const std::string name = NameOf(index); seen_.insert(name).second && Allowed(index, name))
         indices.push_back(index);
-      }
     }
-    std::stable_partition(indices.begin(), indices.end(), [this](size_t index) {
-      const auto& notes = plans.behavior_notes[index];
-      return std::find(notes.begin(), notes.end(), fe::BehaviorNote_t::RUNTIME_COMPILATION) ==
-             notes.end();
-    });
+    std::stable_partition(indices.begin(), indices.end(),
+                          [this](size_t index) { return !IsCompiledAtRunTime(index); });
     return indices;
+  }
+
+  [[nodiscard]] bool Allowed(size_t index, const std::string& name) const {
+    const PlanOptions& options = problem_.options;
+    return NumericsAllowed(plans.numeric_notes[index]) &&
+           (options.allow_runtime_compilation || !IsCompiledAtRunTime(index)) &&
+           !Lists(options.exclude_engines, EngineOf(name)) &&
+           !ComputesWrongNumbers(problem_.spec, name);
+  }
+
+  [[nodiscard]] bool IsCompiledAtRunTime(size_t index) const {
+    const auto& notes = plans.behavior_notes[index];
+    return std::find(notes.begin(), notes.end(), fe::BehaviorNote_t::RUNTIME_COMPILATION) !=
+           notes.end();
+  }
+
+  std::optional<FoundPlan> Built(size_t index) {
+    fe::error_t status = build_plan_at_index(static_cast<int64_t>(index));
+    if (status.is_bad()) {
+      reason_ = status.get_message();
+      return std::nullopt;
+    }
+    auto plan = plans.execution_plans[index];
+    if (plan->getWorkspaceSize() <= problem_.workspace_limit) return FoundPlan{plan, NameOf(index)};
+    reason_ = "a plan turned out to need more workspace than its description said";
+    return std::nullopt;
   }
 
   [[nodiscard]] std::string NameOf(size_t index) const {
@@ -238,11 +327,16 @@ class ConvGraph : public fe::graph::Graph {
   /// Products are summed in float32, of operands as they are; TF32 only where the caller allows it.
   /// Transform methods (FFT, Winograd) are exact neither for integers nor in their error bound.
   [[nodiscard]] bool NumericsAllowed(const std::vector<fe::NumericalNote_t>& notes) const {
-    const bool strict = request_.spec.dtype == DataType::kFloat32 && !request_.spec.allow_tf32;
+    const bool strict = problem_.spec.dtype == DataType::kFloat32 && !problem_.spec.allow_tf32;
     for (fe::NumericalNote_t note : notes) {
       switch (note) {
-        case fe::NumericalNote_t::DOWN_CONVERT_INPUTS:
         case fe::NumericalNote_t::REDUCED_PRECISION_REDUCTION:
+          if (!problem_.options.allow_reduced_precision_reduction) return false;
+          break;
+        case fe::NumericalNote_t::NONDETERMINISTIC:
+          if (problem_.options.deterministic) return false;
+          break;
+        case fe::NumericalNote_t::DOWN_CONVERT_INPUTS:
         case fe::NumericalNote_t::FFT:
         case fe::NumericalNote_t::WINOGRAD:
         case fe::NumericalNote_t::WINOGRAD_TILE_4x4:
@@ -259,7 +353,8 @@ class ConvGraph : public fe::graph::Graph {
     return true;
   }
 
-  const PlanRequest& request_;
+  const Problem& problem_;
+  std::string reason_;
   std::unordered_set<std::string> seen_;
 };
 
@@ -313,9 +408,10 @@ class VariantPack {
 /// more host time a call than all of this extension.
 class BackendPlan final : public Plan {
  public:
-  BackendPlan(FoundPlan found, DeviceProperties properties, ConvOp op)
+  BackendPlan(FoundPlan found, DeviceProperties properties, ConvOp op, Origin origin)
       : plan_(std::move(found.plan)), properties_(std::move(properties)), uids_(UidsOf(op)) {
     name_ = std::move(found.name);
+    origin_ = std::move(origin);
     workspace_size_ = plan_->getWorkspaceSize();
     for (cudnnBackendNumericalNote_t note : plan_->getAllNumericNotes()) {
       notes_.push_back(fe::to_string(note));
@@ -337,60 +433,113 @@ class BackendPlan final : public Plan {
   std::array<int64_t, 3> uids_;
 };
 
-std::string Describe(const PlanRequest& request) {
-  return TextOf(request.spec) + ", operands aligned to " + std::to_string(request.alignment) +
+std::string Describe(const Problem& problem) {
+  return TextOf(problem.spec) + ", operands aligned to " + std::to_string(problem.alignment) +
          " bytes";
 }
 
-std::shared_ptr<const Plan> Build(const PlanRequest& request, const DeviceProperties& properties) {
-  std::string reason;
-  if (auto found = ConvGraph(request, properties).FirstPlan(reason)) {
-    return std::make_shared<BackendPlan>(std::move(*found), properties, request.spec.op);
-  }
-
-  PlanRequest unlimited = request;
-  unlimited.workspace_limit = std::numeric_limits<int64_t>::max();
-  std::string ignored;
-  if (auto larger = ConvGraph(unlimited, properties).FirstPlan(ignored)) {
-    throw Error(ErrorCode::kResourceExhausted,
-                "every cuDNN plan for this convolution needs more workspace than the " +
-                    std::to_string(request.workspace_limit) + " bytes given; " + larger->name +
-                    " needs " + std::to_string(larger->plan->getWorkspaceSize()) +
-                    " bytes. The convolution: " + Describe(request));
-  }
-  throw Error(ErrorCode::kUnsupported,
-              "cuDNN " + VersionText(Cudnn().version) + " has no plan for this convolution: " +
-                  Describe(request) + ". cuDNN's last reason: " + reason.substr(0, kLongestReason));
+/// Names that share the most with `wanted`, those of the same engine first.
+std::string Nearest(std::vector<std::string> names, std::string_view wanted) {
+  constexpr size_t kShown = 5;
+  const auto shared = [&](const std::string& name) {
+    const auto end = std::mismatch(name.begin(), name.end(), wanted.begin(), wanted.end()).first;
+    return std::make_pair(EngineOf(name) == EngineOf(wanted), end - name.begin());
+  };
+  std::stable_sort(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
+    return shared(a) > shared(b);
+  });
+  std::string text;
+  for (size_t i = 0; i < std::min(kShown, names.size()); ++i) text += (i ? ", " : "") + names[i];
+  return text;
 }
 
-DeviceProperties PropertiesOf(int device) {
-  static auto* mutex = new std::mutex;
-  static auto* known = new std::unordered_map<int, DeviceProperties>;
-  std::lock_guard<std::mutex> lock(*mutex);
-  DeviceProperties& entry = (*known)[device];
-  if (!entry) {
-    auto properties = std::make_shared<fe::DeviceProperties>();
-    CheckFrontend(properties->set_device_id(device).build(), "reading the device's properties");
-    entry = std::move(properties);
+class PropertiesPlanner final : public Planner {
+ public:
+  PropertiesPlanner(int device, DeviceProperties properties)
+      : device_(device), properties_(std::move(properties)) {}
+
+  [[nodiscard]] PlanPointer First(const Problem& problem) const override {
+    const DeviceScope scope(device_);
+    ConvGraph graph(problem, properties_);
+    auto found = graph.First();
+    if (!found) ThrowNone(problem, graph.reason());
+    return Finish(problem, *std::move(found), {});
   }
-  return entry;
-}
+
+  [[nodiscard]] PlanPointer Named(const Problem& problem, std::string_view name,
+                                  const Origin& origin) const override {
+    const DeviceScope scope(device_);
+    ConvGraph graph(problem, properties_);
+    if (auto found = graph.Named(name)) return Finish(problem, *std::move(found), origin);
+    const std::string nearest = Nearest(ConvGraph(problem, properties_).Names(), name);
+    if (nearest.empty()) ThrowNone(problem, graph.reason());
+    throw Error(ErrorCode::kInvalidArgument,
+                "cuDNN " + VersionText(Cudnn().version) + " has no plan '" + std::string(name) +
+                    "' for this convolution, or the options forbid it; the nearest are " + nearest +
+                    ". The convolution: " + Describe(problem));
+  }
+
+  [[nodiscard]] std::vector<PlanPointer> Candidates(const Problem& problem) const override {
+    const DeviceScope scope(device_);
+    ConvGraph graph(problem, properties_);
+    std::vector<PlanPointer> plans;
+    for (FoundPlan& found : graph.All(problem.options.is_exhaustive())) {
+      plans.push_back(Finish(problem, std::move(found), {}));
+    }
+    if (plans.empty()) ThrowNone(problem, graph.reason());
+    return plans;
+  }
+
+ private:
+  [[nodiscard]] PlanPointer Finish(const Problem& problem, FoundPlan found, Origin origin) const {
+    return std::make_shared<BackendPlan>(std::move(found), properties_, problem.spec.op,
+                                         std::move(origin));
+  }
+
+  [[noreturn]] void ThrowNone(const Problem& problem, const std::string& reason) const {
+    Problem unlimited = problem;
+    unlimited.workspace_limit = std::numeric_limits<int64_t>::max();
+    if (auto larger = ConvGraph(unlimited, properties_).First()) {
+      throw Error(ErrorCode::kResourceExhausted,
+                  "every cuDNN plan for this convolution needs more workspace than the " +
+                      std::to_string(problem.workspace_limit) + " bytes given; " + larger->name +
+                      " needs " + std::to_string(larger->plan->getWorkspaceSize()) +
+                      " bytes. The convolution: " + Describe(problem));
+    }
+    throw Error(
+        ErrorCode::kUnsupported,
+        "cuDNN " + VersionText(Cudnn().version) +
+            " has no plan for this convolution that the options allow: " + Describe(problem) +
+            ". cuDNN's last reason: " + reason.substr(0, kLongestReason));
+  }
+
+  int device_;  // kNoDevice if there need be none
+  DeviceProperties properties_;
+};
 
 }  // namespace
 
-std::shared_ptr<const Plan> BuildPlan(const PlanRequest& request) {
+const Planner& PlannerOf(int device) {
   LoadFrontend();
-  DeviceScope scope(request.device);
-  return Build(request, PropertiesOf(request.device));
+  static auto* mutex = new std::mutex;
+  static auto* known = new std::unordered_map<int, std::unique_ptr<const Planner>>;
+  std::lock_guard<std::mutex> lock(*mutex);
+  std::unique_ptr<const Planner>& entry = (*known)[device];
+  if (!entry) {
+    DeviceScope scope(device);
+    auto properties = std::make_shared<fe::DeviceProperties>();
+    CheckFrontend(properties->set_device_id(device).build(), "reading the device's properties");
+    entry = std::make_unique<PropertiesPlanner>(device, std::move(properties));
+  }
+  return *entry;
 }
 
-std::shared_ptr<const Plan> BuildPlanFromProperties(const PlanRequest& request,
-                                                    const std::string& properties_json) {
+std::unique_ptr<const Planner> PlannerFromProperties(const std::string& properties_json) {
   LoadFrontend();
   auto properties = std::make_shared<fe::DeviceProperties>();
   CheckFrontend(properties->deserialize({properties_json.begin(), properties_json.end()}),
                 "reading the device properties given as JSON");
-  return Build(request, properties);
+  return std::make_unique<PropertiesPlanner>(kNoDevice, std::move(properties));
 }
 
 }  // namespace jaxcudnn

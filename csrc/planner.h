@@ -5,8 +5,10 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plan_request.h"
@@ -19,6 +21,13 @@ inline constexpr int64_t kFullAlignment = 16;
 /// The two operands of the operation, then its result: x w y, dy w dx or x dy dw.
 using Buffers = std::array<void*, 3>;
 
+/// How a plan came to be chosen.
+struct Origin {
+  std::string source = "heuristic";  ///< or "named", "measured", "stored"
+  double microseconds = std::numeric_limits<double>::quiet_NaN();  ///< NaN if it was never timed
+  int64_t tried = 0;                                               ///< plans timed to choose it
+};
+
 /// A finished cuDNN execution plan: immutable, and shared by every thread and call site.
 class Plan {
  public:
@@ -29,6 +38,7 @@ class Plan {
   [[nodiscard]] int64_t workspace_size() const { return workspace_size_; }
   /// cuDNN's numerical and behaviour notes, by name.
   [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }
+  [[nodiscard]] const Origin& origin() const { return origin_; }
 
   /// Enqueues the convolution on the handle's stream. Legal while that stream is captured: it
   /// allocates no device memory, waits for nothing and builds nothing.
@@ -38,16 +48,31 @@ class Plan {
   std::string name_;
   int64_t workspace_size_ = 0;
   std::vector<std::string> notes_;
+  Origin origin_;
 };
 
-/// Builds the first plan that cuDNN's heuristics offer within the request's limits, for the device
-/// itself. Throws kUnsupported when cuDNN has none at all, kResourceExhausted when only the
-/// workspace limit is in the way.
-std::shared_ptr<const Plan> BuildPlan(const PlanRequest& request);
+using PlanPointer = std::shared_ptr<const Plan>;
 
-/// The same for a GPU that is described by cuDNN's JSON and need not exist (`request.device` is
-/// ignored). Such plans are for tests of planning: they run several times slower than they should.
-std::shared_ptr<const Plan> BuildPlanFromProperties(const PlanRequest& request,
-                                                    const std::string& properties_json);
+/// Builds plans for one GPU. Every function throws kUnsupported when cuDNN has no plan at all that
+/// the options allow, and kResourceExhausted when only the workspace limit is in the way.
+class Planner {
+ public:
+  virtual ~Planner() = default;
+
+  /// The first plan in cuDNN's order.
+  [[nodiscard]] virtual PlanPointer First(const Problem& problem) const = 0;
+  /// The plan of this name; throws kInvalidArgument with the nearest names if there is none.
+  [[nodiscard]] virtual PlanPointer Named(const Problem& problem, std::string_view name,
+                                          const Origin& origin) const = 0;
+  /// All that `problem.options` wants timed, in cuDNN's order, those compiled at run time last.
+  [[nodiscard]] virtual std::vector<PlanPointer> Candidates(const Problem& problem) const = 0;
+};
+
+/// The planner of a device of this process.
+const Planner& PlannerOf(int device);
+
+/// A planner for a GPU that is described by cuDNN's JSON and need not exist. Its plans are for
+/// tests of planning: they run several times slower than they should.
+std::unique_ptr<const Planner> PlannerFromProperties(const std::string& properties_json);
 
 }  // namespace jaxcudnn

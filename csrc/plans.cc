@@ -1,27 +1,214 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plans.h"
 
+#include <algorithm>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+#include "cudart.h"
+#include "error.h"
+#include "fields.h"
+#include "libraries.h"
+
 namespace jaxcudnn {
+
+/// Under which a choice is known in this process: every GPU of one name shares it.
+struct ChoiceId {
+  std::string key;
+  std::string gpu;
+
+  [[nodiscard]] auto fields() const {
+    return std::make_tuple(Field{"key", key}, Field{"gpu", gpu});
+  }
+};
+
 namespace {
 
 // Enough for several large models; a plan keeps tens of kilobytes of host memory. Executables hold
 // the plans that they use, so eviction costs a rebuild and never a dangling plan.
 constexpr size_t kDefaultCapacity = 4096;
 
-// Leaked on purpose: at exit cuDNN may be gone before static destructors run.
+// Candidates are kept from lowering, which asks for their workspace, to the first run, which times
+// them. A list holds some forty plans.
+constexpr size_t kListCapacity = 64;
+
+using PlanList = std::vector<PlanPointer>;
+
+// All of these are leaked on purpose: at exit cuDNN may be gone before static destructors run.
 PlanCache<PlanRequest, Plan>& Plans() {
   static auto* plans = new PlanCache<PlanRequest, Plan>(kDefaultCapacity);
   return *plans;
 }
 
-}  // namespace
-
-std::shared_ptr<const Plan> GetPlan(const PlanRequest& request) {
-  return Plans().GetOrBuild(request, [&] { return BuildPlan(request); });
+PlanCache<PlanRequest, PlanList>& Lists() {
+  static auto* lists = new PlanCache<PlanRequest, PlanList>(kListCapacity);
+  return *lists;
 }
 
+PlanCache<ChoiceId, Choice>& Choices() {
+  static auto* choices = new PlanCache<ChoiceId, Choice>(4 * kDefaultCapacity);
+  return *choices;
+}
+
+/// Choices made here that nobody has stored yet.
+class FreshChoices {
+ public:
+  void Add(ChoiceRecord record) {
+    constexpr size_t kMost = 65536;  // if nobody ever takes them
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (records_.size() < kMost) records_.push_back(std::move(record));
+  }
+
+  std::vector<ChoiceRecord> Take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(records_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<ChoiceRecord> records_;
+};
+
+FreshChoices& Fresh() {
+  static auto* fresh = new FreshChoices;
+  return *fresh;
+}
+
+ChoiceId IdOf(const PlanRequest& request) {
+  return {ChoiceKey(request.problem), DeviceName(request.device)};
+}
+
+PlanPointer FirstPlan(const PlanRequest& request) {
+  return PlannerOf(request.device).First(request.problem);
+}
+
+/// The chosen plan; null if this cuDNN has it no more.
+PlanPointer ChosenPlan(const PlanRequest& request, const Choice& choice) {
+  try {
+    return PlannerOf(request.device)
+        .Named(request.problem, choice.plan, {choice.source, choice.microseconds, choice.tried});
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidArgument) throw;
+    return nullptr;
+  }
+}
+
+std::shared_ptr<const PlanList> ListFor(const PlanRequest& request) {
+  return Lists().GetOrBuild(request, [&] {
+    return std::make_shared<const PlanList>(PlannerOf(request.device).Candidates(request.problem));
+  });
+}
+
+struct Measured {
+  Choice choice;
+  Tuning tuning;
+};
+
+/// Times the candidates. If none could be, the choice is cuDNN's first, which nothing stores.
+Measured MeasureChoice(const PlanRequest& request, const ChoiceId& id, const Bench& bench) {
+  const std::shared_ptr<const PlanList> list = ListFor(request);
+  Tuning tuning = Tune(request.problem, *list, bench);
+  if (tuning.fastest == kNone) {
+    if (request.problem.options.verify) {
+      for (const Timing& timing : tuning.timings) {
+        if (timing.reason.empty()) continue;
+        const bool refused = timing.reason.rfind("it computes", 0) == 0;
+        if (refused) {
+          throw Error(ErrorCode::kUnsupported, "no cuDNN plan passed verification; of " +
+                                                   timing.name + ", " + timing.reason);
+        }
+      }
+    }
+    const PlanPointer first = FirstPlan(request);
+    return {{first->name(), first->origin().microseconds, first->workspace_size(), 0,
+             tuning.milliseconds, first->origin().source},
+            std::move(tuning)};
+  }
+  const PlanPointer& plan = (*list)[tuning.fastest];
+  Choice choice{plan->name(),           tuning.timings[tuning.fastest].microseconds,
+                plan->workspace_size(), tuning.tried(),
+                tuning.milliseconds,    "measured"};
+  Fresh().Add({id.key, id.gpu, choice});
+  return {std::move(choice), std::move(tuning)};
+}
+
+/// Whether running it would time plans. Deterministic plans are only taken from earlier choices.
+bool IsTimed(const PlanOptions& options) { return options.is_measured() && !options.deterministic; }
+
+PlanPointer Unmeasured(const PlanRequest& request) {
+  const PlanOptions& options = request.problem.options;
+  return Plans().GetOrBuild(request, [&] {
+    if (!options.is_named()) return FirstPlan(request);
+    return PlannerOf(request.device).Named(request.problem, options.algorithm, {"named"});
+  });
+}
+
+}  // namespace
+
+std::string ChoiceKey(const Problem& problem) { return TextOf(problem); }
+
+PlanPointer KnownPlan(const PlanRequest& request) {
+  const PlanOptions& options = request.problem.options;
+  if (!options.is_measured()) return Unmeasured(request);
+  if (PlanPointer plan = Plans().Find(request)) return plan;
+  if (const auto choice = Choices().Find(IdOf(request))) {
+    if (PlanPointer plan = ChosenPlan(request, *choice)) {
+      Plans().Put(request, plan);
+      return plan;
+    }
+  }
+  return IsTimed(options) ? nullptr : Unmeasured(request);
+}
+
+PlanPointer GetPlan(const PlanRequest& request, const Bench& bench) {
+  if (PlanPointer plan = KnownPlan(request)) return plan;
+  return Plans().GetOrBuild(request, [&] {
+    const ChoiceId id = IdOf(request);
+    const auto choose = [&] {
+      return std::make_shared<const Choice>(MeasureChoice(request, id, bench).choice);
+    };
+    PlanPointer plan = ChosenPlan(request, *Choices().GetOrBuild(id, choose));
+    return plan ? plan : FirstPlan(request);
+  });
+}
+
+MeasuredPlan MeasurePlan(const PlanRequest& request, const Bench& bench) {
+  const ChoiceId id = IdOf(request);
+  Measured measured = MeasureChoice(request, id, bench);
+  PlanPointer plan = ChosenPlan(request, measured.choice);
+  if (!plan) plan = FirstPlan(request);
+  if (measured.tuning.fastest != kNone) {
+    Choices().Put(id, std::make_shared<const Choice>(std::move(measured.choice)));
+    Plans().Put(request, plan);
+  }
+  return {std::move(plan), std::move(measured.tuning)};
+}
+
+std::vector<PlanPointer> CandidatesFor(const PlanRequest& request) { return *ListFor(request); }
+
+int64_t LargestWorkspace(const PlanRequest& request) {
+  int64_t largest = 0;
+  for (const PlanPointer& plan : *ListFor(request)) {
+    largest = std::max(largest, plan->workspace_size());
+  }
+  return largest;
+}
+
+void RememberChoice(const ChoiceRecord& record) {
+  Choices().Put({record.key, record.gpu}, std::make_shared<const Choice>(record.choice));
+}
+
+std::vector<ChoiceRecord> TakeChoices() { return Fresh().Take(); }
+
 CacheInfo PlanCacheInfo() { return Plans().Info(); }
-void ClearPlanCache() { Plans().Clear(); }
+
+void ClearPlanCache() {
+  Plans().Clear();
+  Lists().Clear();
+  Choices().Clear();
+}
+
 void SetPlanCacheCapacity(size_t capacity) { Plans().SetCapacity(capacity); }
 
 }  // namespace jaxcudnn

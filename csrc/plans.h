@@ -1,15 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <memory>
+#include <cstdint>
+#include <string>
+#include <vector>
 
 #include "plan_cache.h"
 #include "planner.h"
+#include "tuner.h"
 
 namespace jaxcudnn {
 
-/// The plan for `request`, built at the first call of the process and kept.
-std::shared_ptr<const Plan> GetPlan(const PlanRequest& request);
+/// A plan that was chosen by measuring, and what is known of it: what a store keeps.
+struct Choice {
+  std::string plan;
+  double microseconds;
+  int64_t workspace_size;
+  int64_t tried;        ///< plans that were timed
+  double milliseconds;  ///< what measuring cost
+  std::string source;   ///< "measured" in this process, or "stored" by another
+};
+
+/// A choice, and what it was made for.
+struct ChoiceRecord {
+  std::string key;
+  std::string gpu;
+  Choice choice;
+};
+
+/// The text under which a choice is stored: everything that it depends on, but for the GPU and the
+/// version of cuDNN.
+[[nodiscard]] std::string ChoiceKey(const Problem& problem);
+
+/// The plan for a request, where that is known without measuring: cuDNN's first, one that is named,
+/// or one that was measured or stored before. Null if it has to be measured.
+PlanPointer KnownPlan(const PlanRequest& request);
+
+/// The plan for a request, measured if need be and then remembered. Where nothing can be timed, it
+/// is cuDNN's first.
+PlanPointer GetPlan(const PlanRequest& request, const Bench& bench);
+
+/// Measures although the plan may be known, and remembers it from now on.
+struct MeasuredPlan {
+  PlanPointer plan;
+  Tuning tuning;
+};
+MeasuredPlan MeasurePlan(const PlanRequest& request, const Bench& bench);
+
+/// All plans that the options allow, in cuDNN's order.
+std::vector<PlanPointer> CandidatesFor(const PlanRequest& request);
+
+/// The most workspace that a plan may need which measuring could choose.
+int64_t LargestWorkspace(const PlanRequest& request);
+
+/// Takes in a choice that a store has kept.
+void RememberChoice(const ChoiceRecord& record);
+
+/// The choices made by measuring since the last call.
+std::vector<ChoiceRecord> TakeChoices();
 
 CacheInfo PlanCacheInfo();
 void ClearPlanCache();

@@ -10,7 +10,6 @@ import importlib.util
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import jax
 
@@ -83,21 +82,6 @@ def cudnn() -> ModuleType:
             f"jaxcudnn: {error}. NVIDIA's wheels were looked for in {looked}"
         ) from error
     return extension
-
-
-def plan(attributes: dict[str, Any], device: int) -> Any:
-    """Give the plan for a custom call's attributes, or None if cuDNN has none for them.
-
-    Raises:
-      RuntimeError: cuDNN is missing, or it or the GPU failed.
-    """
-    extension = cudnn()
-    try:
-        return extension.plan(**attributes, device=device)
-    except extension.UnsupportedError:
-        return None
-    except extension.NativeError as error:
-        raise RuntimeError(f"jaxcudnn: {error}") from error
 
 
 def _is_loaded(library: str) -> bool:

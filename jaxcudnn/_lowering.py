@@ -12,9 +12,9 @@ import numpy as np
 from jax import lax
 from jax.interpreters import mlir
 
-from . import _load, _taps
+from . import _load, _plans, _taps
 from ._dtypes import allows_tf32, computed_in, is_integer
-from ._options import xla_is_deterministic
+from ._options import Options, xla_is_deterministic
 from ._spec import ROLES, ConvSpec, Layout, Role
 from ._splitting import compute_in_pieces
 
@@ -131,10 +131,9 @@ def _workspace(attributes: dict[str, Any]) -> int | None:
             WORKSPACE_BUDGET, attributes["workspace_limit"]
         )
     else:
-        plan = _load.plan(attributes, device)
-        if plan is None:
+        needed = _plans.workspace(attributes, device)
+        if needed is None:
             return None
-        needed = plan.workspace_size
     filter_bytes = math.prod(attributes["w"]) * jnp.dtype(attributes["dtype"]).itemsize
     return _round_up(needed) + _round_up(filter_bytes)
 
@@ -157,7 +156,6 @@ def _attributes(op: str, spec: ConvSpec) -> dict[str, Any]:
     first, second, _ = ROLES[op]
     dtype = _computed_in(op, spec)
     assert dtype is not None
-    options, budget = spec.options, spec.options.tuning_budget
     missing = max(0, 2 - spec.num_spatial)
     one, zero = [1] * missing, [0] * missing
 
@@ -176,8 +174,16 @@ def _attributes(op: str, spec: ConvSpec) -> dict[str, Any]:
         "dilation": [*one, *spec.dilation],
         "flip": spec.flip,
         "dtype": dtype,
-        "allow_tf32": options.allow_tf32
+        "allow_tf32": spec.options.allow_tf32
         and allows_tf32(spec.dtype(first), spec.dtype(second), spec.precision),
+        **_options_of(spec.options, op),
+    }
+
+
+def _options_of(options: Options, op: str) -> dict[str, Any]:
+    """Say how the plan is chosen, and which may be."""
+    budget = options.tuning_budget
+    return {
         "workspace_limit": options.workspace_limit,
         "algorithm": options.algorithm_for(op),
         "deterministic": options.deterministic or xla_is_deterministic(),

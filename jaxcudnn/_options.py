@@ -88,7 +88,7 @@ class Options:
     allow_runtime_compilation: bool = True
     exclude_engines: tuple[str, ...] = ()
     tuning_budget: TuningBudget = field(default_factory=TuningBudget)
-    verify: bool = False
+    verify: bool = True
 
     def __post_init__(self) -> None:
         """Check the values, and make what is hashable of them."""

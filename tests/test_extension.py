@@ -106,7 +106,8 @@ class TestInterface:
             native.set_cache_capacity(capacity)
         native.clear_cache()
         info = native.cache_info()
-        assert (info.hits, info.misses, info.evictions, info.size) == (0, 0, 0, 0)
+        assert (info.hits, info.misses, info.builds, info.evictions, info.size) == (0, 0, 0, 0, 0)
+        assert info.seconds == 0
 
     def test_clock_is_off_and_empty_until_asked_for(self):
         native = _load.native()

@@ -14,7 +14,7 @@ from jax import export, lax
 import jaxcudnn
 from aot import parse_attributes, shaped
 from cases import CUDNN_CASES, OPERANDS, Case, named, parametrize
-from jaxcudnn import _load, _lowering
+from jaxcudnn import _load, _lowering, _plans
 
 NWC = ("NWC", "OWI", "NWC")
 NHWC = ("NHWC", "OHWI", "NHWC")
@@ -68,6 +68,15 @@ class TestAttributes:
             "dtype": "bfloat16",
             "allow_tf32": True,
             "workspace_limit": _lowering.WORKSPACE_BUDGET,
+            "algorithm": "measure",
+            "deterministic": False,
+            "allow_reduced_precision_reduction": False,
+            "allow_runtime_compilation": True,
+            "exclude_engines": "",
+            "verify": False,
+            "tuning_candidates": 64,
+            "tuning_candidate_us": 5_000,
+            "tuning_us": 150_000,
         }
 
     def test_one_dimension_gets_another_before_it(self):
@@ -219,17 +228,17 @@ class TestOnAMachineWithAGpu:
     @pytest.fixture(autouse=True)
     def asked(self, monkeypatch):
         asked = []
-        self.plan = SimpleNamespace(workspace_size=12_345)
+        self.workspace = 12_345
 
-        def plan(attributes, device):
+        def workspace(attributes, device):
             asked.append((dict(attributes), device))
-            return self.plan
+            return self.workspace
 
         monkeypatch.setattr(_load, "local_device", lambda: 3)
-        monkeypatch.setattr(_load, "plan", plan)
+        monkeypatch.setattr(_plans, "workspace", workspace)
         return asked
 
-    def test_workspace_is_what_the_plan_needs(self, asked):
+    def test_workspace_is_what_is_needed(self, asked):
         (line,) = calls(conv, X, W)
         (reserved,) = re.findall(r"tensor<(\d+)xui8>", line)
         room = W.size * W.dtype.itemsize  # for a copy of the filter
@@ -237,11 +246,11 @@ class TestOnAMachineWithAGpu:
         ((wanted, device),) = asked
         assert device == 3
         assert wanted == parse_attributes(line)
-        assert wanted["workspace_limit"] == _lowering.WORKSPACE_LIMIT
+        assert wanted["workspace_limit"] == jaxcudnn.Options().workspace_limit
 
     @pytest.mark.parametrize("computed", OPERANDS)
     def test_lax_where_cudnn_has_no_plan(self, computed):
-        self.plan = None
+        self.workspace = None
         (case,) = named("2d-grouped-strided")
         text = lower(case.cudnn(computed), *operands(case, computed))
         assert "custom_call" not in text

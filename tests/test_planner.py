@@ -13,7 +13,7 @@ import pytest
 
 from aot import shaped
 from cases import CUDNN_CASES, DTYPES, OPERANDS, named, parametrize
-from jaxcudnn import _load, _lowering
+from jaxcudnn import Options, _load, _lowering
 from processes import run_python
 
 # The properties as cuDNN 9.19 reports them, and what later releases ask for beside them.
@@ -74,7 +74,7 @@ def layer(op, x=(8, 64, 56, 56), w=(128, 64, 3, 3), padding=1, **changes):
         "flip": False,
         "dtype": "bfloat16",
         "allow_tf32": True,
-        "workspace_limit": 1 << 30,
+        **_lowering._options_of(Options(), op),
         **changes,
     }
 
@@ -234,7 +234,7 @@ class TestRefusals:
 class TestAttributes:
     """Refused before cuDNN is looked for."""
 
-    @pytest.mark.parametrize("function", ["plan", "plan_from_properties"])
+    @pytest.mark.parametrize("function", ["known_plan", "plan_from_properties"])
     @pytest.mark.parametrize(
         ("changes", "text"),
         [
@@ -252,14 +252,23 @@ class TestAttributes:
     )
     def test_values(self, function, changes, text):
         extension = _load.native()
-        leading = [] if function == "plan" else [PROPERTIES]
+        leading = [0] if function == "known_plan" else [PROPERTIES]
         with pytest.raises(extension.NativeError, match=text):
             getattr(extension, function)(*leading, **{**layer("fprop"), **changes})
 
-    @pytest.mark.parametrize("changes", [{"x": "big"}, {"flip": None}, {"more": 1}])
-    def test_types(self, changes):
-        with pytest.raises(TypeError, match="incompatible function arguments"):
-            _load.native().plan(**{**layer("fprop"), **changes})
+    @pytest.mark.parametrize("name", layer("fprop"))
+    def test_types(self, name):
+        for changes in ({name: None}, {name: [[]]}):
+            with pytest.raises(TypeError, match=f"'{name}' is missing or of the wrong type"):
+                _load.native().known_plan(0, **{**layer("fprop"), **changes})
+
+    def test_names(self):
+        for name, attributes in (
+            ("dtype", {n: v for n, v in layer("fprop").items() if n != "dtype"}),
+            ("more", layer("fprop") | {"more": 1}),
+        ):
+            with pytest.raises(TypeError, match=f"'{name}'"):
+                _load.native().known_plan(0, **attributes)
 
 
 def test_without_a_gpu_planning_for_one_fails_and_is_not_remembered(native):
@@ -269,7 +278,7 @@ def test_without_a_gpu_planning_for_one_fails_and_is_not_remembered(native):
         native = _load.cudnn()
         for _ in range(2):
             try:
-                native.plan(**{layer("fprop")!r})
+                native.known_plan(0, **{layer("fprop", algorithm="heuristic")!r})
             except native.NativeError as error:
                 print(error)
         info = native.cache_info()

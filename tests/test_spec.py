@@ -44,6 +44,7 @@ CHANGES = {
     "flip": True,
     "dtypes": Dtypes("float32", "float32", "bfloat16"),
     "precision": (lax.Precision.HIGHEST, lax.Precision.DEFAULT),
+    "options": jaxcudnn.Options(deterministic=True),
 }
 
 

@@ -37,7 +37,20 @@ ConvSpec Base() {
           /*allow_tf32=*/true};
 }
 
-PlanRequest BaseRequest() { return {Base(), 1 << 20, 16, 0}; }
+PlanOptions BaseOptions() {
+  return {"measure",
+          /*deterministic=*/false,
+          /*allow_reduced_precision_reduction=*/false,
+          /*allow_runtime_compilation=*/true,
+          /*exclude_engines=*/"eng5",
+          /*verify=*/false,
+          64,
+          5000,
+          150000};
+}
+
+Problem BaseProblem() { return {Base(), BaseOptions(), 1 << 20, 16}; }
+PlanRequest BaseRequest() { return {BaseProblem(), 0}; }
 
 template <typename T>
 struct Change {
@@ -75,10 +88,48 @@ void FieldsListEveryMember() {
   const auto& [op, x, w, y, stride, pre, post, dilation, flip, dtype, allow_tf32] = spec;
   (void)std::tie(op, x, w, y, stride, pre, post, dilation, flip, dtype, allow_tf32);
   static_assert(kFieldCount<ConvSpec> == 11);
+  const PlanOptions options = BaseOptions();
+  const auto& [algorithm, deterministic, reduced, compiled, excluded, verify, candidates,
+               candidate_us, us] = options;
+  (void)std::tie(algorithm, deterministic, reduced, compiled, excluded, verify, candidates,
+                 candidate_us, us);
+  static_assert(kFieldCount<PlanOptions> == 9);
+  const Problem problem = BaseProblem();
+  const auto& [inner, choice, workspace_limit, alignment] = problem;
+  (void)std::tie(inner, choice, workspace_limit, alignment);
+  static_assert(kFieldCount<Problem> == 4);
   const PlanRequest request = BaseRequest();
-  const auto& [inner, workspace_limit, alignment, device] = request;
-  (void)std::tie(inner, workspace_limit, alignment, device);
-  static_assert(kFieldCount<PlanRequest> == 4);
+  const auto& [asked, device] = request;
+  (void)std::tie(asked, device);
+  static_assert(kFieldCount<PlanRequest> == 2);
+}
+
+const std::vector<Change<PlanOptions>>& OptionsChanges() {
+  static const auto* changes = new std::vector<Change<PlanOptions>>{
+      {"algorithm", [](PlanOptions& o) { o.algorithm = "eng5_k2=0"; }},
+      {"deterministic", [](PlanOptions& o) { o.deterministic = true; }},
+      {"allow_reduced_precision_reduction",
+       [](PlanOptions& o) { o.allow_reduced_precision_reduction = true; }},
+      {"allow_runtime_compilation", [](PlanOptions& o) { o.allow_runtime_compilation = false; }},
+      {"exclude_engines", [](PlanOptions& o) { o.exclude_engines = "eng6"; }},
+      {"verify", [](PlanOptions& o) { o.verify = true; }},
+      {"tuning_candidates", [](PlanOptions& o) { ++o.tuning_candidates; }},
+      {"tuning_candidate_us", [](PlanOptions& o) { ++o.tuning_candidate_us; }},
+      {"tuning_us", [](PlanOptions& o) { ++o.tuning_us; }},
+  };
+  return *changes;
+}
+
+void AlgorithmsAreToldApart() {
+  const auto with = [](const char* algorithm) {
+    PlanOptions options = BaseOptions();
+    options.algorithm = algorithm;
+    return options;
+  };
+  CHECK(with("measure").is_measured() && with("exhaustive").is_measured());
+  CHECK(!with("heuristic").is_measured() && !with("eng5").is_measured());
+  CHECK(with("exhaustive").is_exhaustive() && !with("measure").is_exhaustive());
+  CHECK(with("eng5").is_named() && !with("heuristic").is_named() && !with("measure").is_named());
 }
 
 void EqualValuesHaveEqualKeys() {
@@ -92,19 +143,25 @@ void EveryFieldIsInTheKey() {
   CHECK(SpecChanges().size() == kFieldCount<ConvSpec>);
   for (const auto& change : SpecChanges()) {
     PlanRequest request = BaseRequest();
-    change.apply(request.spec);
-    CheckDiffer(Base(), request.spec, change.field);
+    change.apply(request.problem.spec);
+    CheckDiffer(Base(), request.problem.spec, change.field);
     CheckDiffer(BaseRequest(), request, change.field);
-    CHECK_FOR(TextOf(request.spec).find(std::string(change.field) + "=") != std::string::npos,
-              change.field);
+    CHECK_FOR(
+        TextOf(request.problem.spec).find(std::string(change.field) + "=") != std::string::npos,
+        change.field);
+  }
+  CHECK(OptionsChanges().size() == kFieldCount<PlanOptions>);
+  for (const auto& change : OptionsChanges()) {
+    PlanRequest request = BaseRequest();
+    change.apply(request.problem.options);
+    CheckDiffer(BaseOptions(), request.problem.options, change.field);
+    CheckDiffer(BaseRequest(), request, change.field);
   }
   const std::vector<Change<PlanRequest>> changes{
-      {"spec", [](PlanRequest& r) { SpecChanges().front().apply(r.spec); }},
-      {"workspace_limit", [](PlanRequest& r) { ++r.workspace_limit; }},
-      {"alignment", [](PlanRequest& r) { r.alignment = 2; }},
+      {"workspace_limit", [](PlanRequest& r) { ++r.problem.workspace_limit; }},
+      {"alignment", [](PlanRequest& r) { r.problem.alignment = 2; }},
       {"device", [](PlanRequest& r) { r.device = 1; }},
   };
-  CHECK(changes.size() == kFieldCount<PlanRequest>);
   for (const auto& change : changes) {
     PlanRequest request = BaseRequest();
     change.apply(request);
@@ -233,6 +290,7 @@ void ValidateRefusesEachBrokenRule() {
 int main() {
   using namespace jaxcudnn;
   FieldsListEveryMember();
+  AlgorithmsAreToldApart();
   EqualValuesHaveEqualKeys();
   EveryFieldIsInTheKey();
   EveryPositionIsInTheKey();

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tuner.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "cudart.h"
+#include "error.h"
+#include "handle_pool.h"
+#include "host_reference.h"
+#include "libraries.h"
+
+namespace jaxcudnn {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Microseconds = std::chrono::duration<double, std::micro>;
+
+constexpr size_t kAlignment = 256;  // as XLA aligns its own buffers
+constexpr Operand kOperands[] = {Operand::kFirst, Operand::kSecond, Operand::kResult};
+
+size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+size_t BytesOf(const ConvSpec& spec, Operand operand) {
+  auto bytes = static_cast<size_t>(RowOf(spec.dtype).bytes);
+  for (int64_t size : SizesOf(spec, operand)) bytes *= static_cast<size_t>(size);
+  return bytes;
+}
+
+class Event {
+ public:
+  Event() { CheckCuda(Cudart().event_create(&event_, cudaEventDefault), "cudaEventCreate"); }
+  ~Event() { (void)Cudart().event_destroy(event_); }
+  Event(const Event&) = delete;  // owns the event
+  Event& operator=(const Event&) = delete;
+
+  void Record(cudaStream_t stream) const {
+    CheckCuda(Cudart().event_record(event_, stream), "cudaEventRecord");
+  }
+  /// Waits for this event, and gives the microseconds between the other and it.
+  [[nodiscard]] double Since(const Event& start) const {
+    CheckCuda(Cudart().event_synchronize(event_), "cudaEventSynchronize");
+    float milliseconds = 0;
+    CheckCuda(Cudart().event_elapsed_time(&milliseconds, start.event_, event_),
+              "cudaEventElapsedTime");
+    return 1000.0 * milliseconds;
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+/// Holds a stream back while the host enqueues, so that short kernels are not timed at the host's
+/// pace. It opens by itself after a while, for an enqueue that waits for the device itself.
+class Gate {
+ public:
+  explicit Gate(cudaStream_t stream) {
+    auto open = std::make_unique<Flag>(open_);
+    CheckCuda(Cudart().launch_host_function(stream, &Wait, open.get()), "cudaLaunchHostFunc");
+    (void)open.release();  // Wait has it now
+  }
+  ~Gate() { open_->store(true, std::memory_order_release); }
+  Gate(const Gate&) = delete;  // one gate, one scope
+  Gate& operator=(const Gate&) = delete;
+
+ private:
+  using Flag = std::shared_ptr<std::atomic<bool>>;
+
+  static void Wait(void* argument) {
+    const std::unique_ptr<Flag> open(static_cast<Flag*>(argument));
+    const auto deadline = Clock::now() + std::chrono::milliseconds(2);
+    while (!(*open)->load(std::memory_order_acquire) && Clock::now() < deadline) {
+      std::this_thread::yield();
+    }
+  }
+
+  Flag open_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+/// The arrays of a convolution, and the largest workspace, in one allocation.
+class Arrays {
+ public:
+  Arrays(const ConvSpec& spec, void* memory) : spec_(spec) {
+    char* next = static_cast<char*>(memory);
+    for (Operand operand : kOperands) {
+      buffers_[static_cast<size_t>(operand)] = next;
+      next += RoundUp(BytesOf(spec, operand));
+    }
+    workspace_ = next;
+  }
+
+  static size_t Bytes(const ConvSpec& spec) {
+    size_t bytes = 0;
+    for (Operand operand : kOperands) bytes += RoundUp(BytesOf(spec, operand));
+    return bytes;
+  }
+
+  [[nodiscard]] const Buffers& buffers() const { return buffers_; }
+  [[nodiscard]] void* workspace() const { return workspace_; }
+  [[nodiscard]] void* at(Operand operand) const { return buffers_[static_cast<size_t>(operand)]; }
+
+  /// Fills everything with ordinary numbers: what a number is changes no plan's speed, except that
+  /// zeros take less power.
+  void Fill(cudaStream_t stream) const {
+    constexpr int kByte = 0x3c;  // 1.06 in float16, 0.0115 in bfloat16 and float32
+    CheckCuda(Cudart().memset_async(buffers_[0], kByte, Bytes(spec_), stream), "cudaMemsetAsync");
+  }
+
+  /// Fills an operand with its pattern, by doubling what is there.
+  void FillWithPattern(Operand operand, cudaStream_t stream) const {
+    const std::vector<unsigned char> once = Encode(Pattern(operand), spec_.dtype);
+    const size_t bytes = BytesOf(spec_, operand);
+    char* start = static_cast<char*>(at(operand));
+    size_t filled = std::min(bytes, once.size());
+    CheckCuda(Cudart().memcpy_async(start, once.data(), filled, cudaMemcpyHostToDevice, stream),
+              "cudaMemcpyAsync");
+    CheckCuda(Cudart().stream_synchronize(stream), "cudaStreamSynchronize");  // `once` ends here
+    while (filled < bytes) {
+      const size_t more = std::min(filled, bytes - filled);
+      CopyOnDevice(start + filled, start, more, stream);
+      filled += more;
+    }
+  }
+
+ private:
+  const ConvSpec& spec_;
+  Buffers buffers_{};
+  void* workspace_ = nullptr;
+};
+
+/// Compares a result on the device with samples computed on the host.
+class Verifier {
+ public:
+  Verifier(const Problem& problem, const Arrays& arrays, cudaStream_t stream)
+      : problem_(problem), arrays_(arrays), stream_(stream), samples_(Samples(problem.spec)) {
+    arrays.FillWithPattern(Operand::kFirst, stream);
+    arrays.FillWithPattern(Operand::kSecond, stream);
+  }
+
+  /// Makes sure that nothing right is left from a run before.
+  void Poison() const {
+    constexpr int kNan = 0xff;
+    CheckCuda(Cudart().memset_async(arrays_.at(Operand::kResult), kNan,
+                                    BytesOf(problem_.spec, Operand::kResult), stream_),
+              "cudaMemsetAsync");
+  }
+
+  void Check() const {
+    const DataType dtype = problem_.spec.dtype;
+    const auto bytes = static_cast<size_t>(RowOf(dtype).bytes);
+    std::vector<unsigned char> computed(samples_.size() * bytes);
+    for (size_t i = 0; i < samples_.size(); ++i) {
+      const auto offset = static_cast<size_t>(samples_[i].index) * bytes;
+      CheckCuda(Cudart().memcpy_async(&computed[i * bytes],
+                                      static_cast<char*>(arrays_.at(Operand::kResult)) + offset,
+                                      bytes, cudaMemcpyDeviceToHost, stream_),
+                "cudaMemcpyAsync");
+    }
+    CheckCuda(Cudart().stream_synchronize(stream_), "cudaStreamSynchronize");
+    for (size_t i = 0; i < samples_.size(); ++i) {
+      const double got = Decode(&computed[i * bytes], dtype);
+      if (!Agrees(got, samples_[i].exact, dtype,
+                  problem_.options.allow_reduced_precision_reduction)) {
+        throw Error(ErrorCode::kInternal, "it computes " + std::to_string(got) + " for " +
+                                              std::to_string(samples_[i].exact) + " at element " +
+                                              std::to_string(samples_[i].index) + " of the result");
+      }
+    }
+  }
+
+ private:
+  const Problem& problem_;
+  const Arrays& arrays_;
+  cudaStream_t stream_;
+  std::vector<Sample> samples_;
+};
+
+/// The track of `Race`: runs candidates on a device.
+class DeviceTrack {
+ public:
+  DeviceTrack(const std::vector<PlanPointer>& plans, const Bench& bench, const Arrays& arrays,
+              const Verifier* verifier)
+      : plans_(plans), bench_(bench), arrays_(arrays), verifier_(verifier), has_run_(plans.size()) {
+    SettleClocks();
+  }
+
+  [[nodiscard]] double Elapsed() const { return Microseconds(Clock::now() - start_).count(); }
+
+  double Run(size_t index, int repetitions) {
+    const bool is_first = !has_run_[index];
+    has_run_[index] = true;
+    if (is_first && verifier_) verifier_->Poison();
+    const double us = Launch(index, repetitions, !is_first);
+    if (is_first && verifier_) verifier_->Check();
+    return us;
+  }
+
+ private:
+  /// Lets a GPU that was idle reach the clocks at which it will stay, lest the first be slow.
+  void SettleClocks() {
+    constexpr double kWhile_us = 2000;
+    constexpr int kMostRuns = 50;
+    for (int i = 0; i < kMostRuns && Elapsed() < kWhile_us; ++i) {
+      try {
+        (void)Launch(0, 1, false);
+      } catch (const Error&) {
+        return;  // the race will say so
+      }
+    }
+  }
+
+  double Launch(size_t index, int repetitions, bool gated) {
+    {
+      HandleLease lease(HandleOf(bench_.device), bench_.stream);
+      std::optional<Gate> gate;
+      if (gated) gate.emplace(bench_.stream);
+      before_.Record(bench_.stream);
+      for (int i = 0; i < repetitions; ++i) {
+        plans_[index]->Execute(lease.get(), arrays_.buffers(), arrays_.workspace());
+      }
+      after_.Record(bench_.stream);
+    }
+    return after_.Since(before_) / repetitions;
+  }
+
+  const std::vector<PlanPointer>& plans_;
+  const Bench& bench_;
+  const Arrays& arrays_;
+  const Verifier* verifier_;
+  std::vector<bool> has_run_;
+  Event before_, after_;
+  Clock::time_point start_ = Clock::now();
+};
+
+/// The bytes that XLA's pool has been seen not to have. Each request that it cannot serve blocks
+/// for ten seconds, so after one the next asks for half as much at most.
+std::atomic<size_t>& TooMuch() {
+  static std::atomic<size_t> bytes{std::numeric_limits<size_t>::max()};
+  return bytes;
+}
+
+}  // namespace
+
+int64_t Tuning::tried() const {
+  return std::count_if(timings.begin(), timings.end(),
+                       [](const Timing& timing) { return timing.reason.empty(); });
+}
+
+size_t BytesToTune(const Problem& problem, const std::vector<PlanPointer>& candidates) {
+  int64_t workspace = 0;
+  for (const PlanPointer& plan : candidates) {
+    workspace = std::max(workspace, plan->workspace_size());
+  }
+  return Arrays::Bytes(problem.spec) + RoundUp(static_cast<size_t>(workspace));
+}
+
+Tuning Tune(const Problem& problem, const std::vector<PlanPointer>& candidates,
+            const Bench& bench) {
+  const auto start = Clock::now();
+  const DeviceScope scope(bench.device);
+  Tuning tuning;
+  for (const PlanPointer& plan : candidates) {
+    tuning.timings.emplace_back().name = plan->name();
+  }
+
+  const size_t arrays_bytes = Arrays::Bytes(problem.spec);
+  const size_t limit = TooMuch().load();
+  std::vector<PlanPointer> plans;
+  std::vector<size_t> numbers;  // of the plans among the candidates
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const auto bytes = static_cast<size_t>(candidates[i]->workspace_size());
+    if (arrays_bytes + bytes >= limit) {
+      tuning.timings[i].reason = "memory is short";
+      continue;
+    }
+    plans.push_back(candidates[i]);
+    numbers.push_back(i);
+  }
+  const size_t wanted = BytesToTune(problem, plans);
+  void* memory = plans.empty() ? nullptr : bench.allocate(wanted);
+  if (!memory) {
+    if (!plans.empty()) TooMuch().store(wanted / 2);
+    for (Timing& timing : tuning.timings) timing.reason = "memory is short";
+  } else {
+    const Arrays arrays(problem.spec, memory);
+    arrays.Fill(bench.stream);
+    std::optional<Verifier> verifier;
+    if (problem.options.verify) verifier.emplace(problem, arrays, bench.stream);
+    DeviceTrack track(plans, bench, arrays, verifier ? &*verifier : nullptr);
+    TuningBudget budget{problem.options.tuning_candidates, problem.options.tuning_candidate_us,
+                        problem.options.tuning_us};
+    if (problem.options.is_exhaustive()) {
+      budget.candidates = budget.total_us = std::numeric_limits<int64_t>::max();
+    }
+    std::vector<Timing> timings;
+    for (size_t number : numbers) timings.push_back(tuning.timings[number]);
+    const size_t fastest = Race(track, budget, timings);
+    if (fastest != kNone) tuning.fastest = numbers[fastest];
+    for (size_t i = 0; i < timings.size(); ++i) tuning.timings[numbers[i]] = timings[i];
+    // The memory goes back to the pool on return, where others may have it on other streams.
+    CheckCuda(Cudart().stream_synchronize(bench.stream), "cudaStreamSynchronize");
+  }
+  tuning.milliseconds = Microseconds(Clock::now() - start).count() / 1000;
+  return tuning;
+}
+
+}  // namespace jaxcudnn

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace jaxcudnn {
+
+/// What one candidate took, or why that is not known.
+struct Timing {
+  std::string name;
+  double microseconds = std::numeric_limits<double>::quiet_NaN();  ///< of one run; NaN: not timed
+  std::string reason;                                              ///< why not; else empty
+};
+
+struct TuningBudget {
+  int64_t candidates;    ///< to be timed at most
+  int64_t candidate_us;  ///< for the runs of one, its first apart
+  int64_t total_us;      ///< after which no further one is begun
+};
+
+inline constexpr size_t kNone = static_cast<size_t>(-1);
+
+/// The race between candidates, apart from cuDNN and the clock. `Track` has two members:
+///   double Run(size_t index, int repetitions)   microseconds of one of so many runs in a row; or
+///                                               throws std::exception if the candidate cannot run
+///   double Elapsed()                            microseconds since the race began
+///
+/// Each candidate runs once, to load its kernels, up to three times again, and if it is not behind
+/// then, some more. One whose first run is behind by more than loading explains is dropped at once.
+/// Then those close to the best run in turns, since clocks and neighbours change meanwhile, and the
+/// least time counts: whatever disturbs a run only slows it.
+template <typename Track>
+[[nodiscard]] size_t Race(Track& track, const TuningBudget& budget, std::vector<Timing>& timings) {
+  constexpr double kBehind = 1.3, kClose = 1.1, kLoading_us = 2000;
+  constexpr double kHeats = 0.75;  // of the time; the rest is for the finals
+  constexpr int kFewRuns = 3;      // one alone can take half as long again
+  constexpr int kMostRuns = 8, kFinalRounds = 3;
+  constexpr size_t kFinalists = 6;
+  double best = std::numeric_limits<double>::infinity();
+  const auto in_time = [&](double share) {
+    return track.Elapsed() < share * static_cast<double>(budget.total_us);
+  };
+  const auto runs_for = [&](double us) {
+    const double affordable = static_cast<double>(budget.candidate_us) / std::max(us, 1.0);
+    return static_cast<int>(std::clamp(affordable / 2, 1.0, static_cast<double>(kMostRuns)));
+  };
+
+  int64_t begun = 0;
+  for (size_t i = 0; i < timings.size(); ++i) {
+    Timing& timing = timings[i];
+    if (begun == budget.candidates || (begun > 0 && !in_time(kHeats))) {
+      timing.reason = "the budget was spent";
+      continue;
+    }
+    ++begun;
+    try {
+      const double first = track.Run(i, 1);
+      if (first > kBehind * best && first - best > kLoading_us) {
+        timing.microseconds = first;
+        continue;
+      }
+      timing.microseconds = first;
+      if (first <= static_cast<double>(budget.candidate_us)) {
+        timing.microseconds = track.Run(i, std::min(kFewRuns, runs_for(first)));
+      }
+      const double again = timing.microseconds;
+      if (again < kBehind * best && again <= static_cast<double>(budget.candidate_us)) {
+        timing.microseconds = std::min(again, track.Run(i, runs_for(again)));
+      }
+      best = std::min(best, timing.microseconds);
+    } catch (const std::exception& error) {
+      timing.microseconds = std::numeric_limits<double>::quiet_NaN();
+      timing.reason = error.what();
+    }
+  }
+
+  std::vector<size_t> finalists;
+  for (size_t i = 0; i < timings.size(); ++i) {
+    if (timings[i].microseconds <= kClose * best) finalists.push_back(i);  // false for NaN
+  }
+  const auto faster = [&](size_t a, size_t b) {
+    return timings[a].microseconds < timings[b].microseconds;
+  };
+  std::stable_sort(finalists.begin(), finalists.end(), faster);
+  finalists.resize(std::min(finalists.size(), kFinalists));
+  if (finalists.empty()) return kNone;
+  for (int round = 0; finalists.size() > 1 && round < kFinalRounds; ++round) {
+    for (size_t i : finalists) {
+      if (!in_time(1)) break;
+      double& us = timings[i].microseconds;
+      us = std::min(us, track.Run(i, runs_for(us)));
+    }
+  }
+  return *std::min_element(finalists.begin(), finalists.end(), faster);
+}
+
+}  // namespace jaxcudnn

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host_reference.h"
+
+#include <cmath>
+#include <limits>
+#include <set>
+#include <vector>
+
+#include "check.h"
+
+namespace jaxcudnn {
+namespace {
+
+using Sizes = std::vector<int64_t>;
+using Array = std::vector<double>;
+
+ConvSpec Make(ConvOp op, Sizes x, Sizes w, Sizes y, Sizes stride, Sizes pre, Sizes post,
+              Sizes dilation, bool flip, DataType dtype = DataType::kFloat32) {
+  return {op, x, w, y, stride, pre, post, dilation, flip, dtype, true};
+}
+
+Array Filled(const ConvSpec& spec, Operand operand) {
+  int64_t count = 1;
+  for (int64_t size : SizesOf(spec, operand)) count *= size;
+  const std::vector<int> pattern = Pattern(operand);
+  Array array;
+  for (int64_t i = 0; i < count; ++i) {
+    array.push_back(pattern[static_cast<size_t>(i) % pattern.size()]);
+  }
+  return array;
+}
+
+/// Two spatial dimensions, every product of the form, added to whichever array is the result.
+Array ByDefinition(const ConvSpec& s) {
+  const Array first = Filled(s, Operand::kFirst), second = Filled(s, Operand::kSecond);
+  Array result(Filled(s, Operand::kResult).size(), 0);
+  const auto at = [](const Sizes& sizes, int64_t n, int64_t c, int64_t h, int64_t w) {
+    return static_cast<size_t>(((n * sizes[2] + h) * sizes[3] + w) * sizes[1] + c);
+  };
+  const int64_t groups = s.x[1] / s.w[1], per_group = s.w[0] / groups;
+  for (int64_t n = 0; n < s.x[0]; ++n)
+    for (int64_t k = 0; k < s.w[0]; ++k)
+      for (int64_t c = 0; c < s.w[1]; ++c)
+        for (int64_t oh = 0; oh < s.y[2]; ++oh)
+          for (int64_t ow = 0; ow < s.y[3]; ++ow)
+            for (int64_t r = 0; r < s.w[2]; ++r)
+              for (int64_t q = 0; q < s.w[3]; ++q) {
+                const int64_t h = oh * s.stride[0] + r * s.dilation[0] - s.pre_padding[0];
+                const int64_t w = ow * s.stride[1] + q * s.dilation[1] - s.pre_padding[1];
+                if (h < 0 || h >= s.x[2] || w < 0 || w >= s.x[3]) continue;
+                const size_t x = at(s.x, n, k / per_group * s.w[1] + c, h, w);
+                const size_t y = at(s.y, n, k, oh, ow);
+                const size_t f =
+                    at(s.w, k, c, s.flip ? s.w[2] - 1 - r : r, s.flip ? s.w[3] - 1 - q : q);
+                if (s.op == ConvOp::kFprop) result[y] += first[x] * second[f];
+                if (s.op == ConvOp::kDgrad) result[x] += first[y] * second[f];
+                if (s.op == ConvOp::kWgrad) result[f] += first[x] * second[y];
+              }
+  return result;
+}
+
+void SamplesAreTheDefinition() {
+  for (ConvOp op : {ConvOp::kFprop, ConvOp::kDgrad, ConvOp::kWgrad}) {
+    for (bool flip : {false, true}) {
+      for (const ConvSpec& spec : {
+               Make(op, {3, 4, 7, 9}, {6, 4, 3, 2}, {3, 6, 7, 8}, {1, 1}, {1, 0}, {1, 0}, {1, 1},
+                    flip),
+               Make(op, {2, 6, 8, 11}, {4, 3, 3, 3}, {2, 4, 4, 4}, {2, 3}, {0, 2}, {2, 1}, {1, 2},
+                    flip),
+               Make(op, {1, 5, 4, 6}, {5, 1, 2, 3}, {1, 5, 7, 3}, {1, 2}, {2, 1}, {2, 0}, {1, 1},
+                    flip),
+               // a window that lies in the padding altogether at some positions
+               Make(op, {2, 2, 2, 3}, {2, 2, 1, 2}, {2, 2, 8, 10}, {1, 1}, {3, 4}, {3, 4}, {1, 1},
+                    flip),
+           }) {
+        const Array expected = ByDefinition(spec);
+        const std::vector<Sample> samples = Samples(spec);
+        CHECK(samples.size() == std::min<size_t>(expected.size(), 64));
+        CHECK(samples[0].index == 0);
+        CHECK(samples[1].index == static_cast<int64_t>(expected.size()) - 1);
+        std::set<int64_t> places;
+        for (const Sample& sample : samples) {
+          CHECK_FOR(sample.exact == expected[static_cast<size_t>(sample.index)],
+                    TextOf(spec) + " at " + std::to_string(sample.index));
+          places.insert(sample.index);
+        }
+        CHECK(places.size() > samples.size() / 2);
+      }
+    }
+  }
+}
+
+void OtherRanks() {
+  // A line of 5 under a window of 1: each output is one product; with 1 tap of 1 channel.
+  const ConvSpec line =
+      Make(ConvOp::kFprop, {1, 1, 5}, {1, 1, 1}, {1, 1, 5}, {1}, {0}, {0}, {1}, false);
+  for (const Sample& sample : Samples(line)) {
+    const double product =
+        Pattern(Operand::kFirst)[static_cast<size_t>(sample.index)] * Pattern(Operand::kSecond)[0];
+    CHECK(sample.exact == product);
+  }
+  // A cube of 2 x 2 x 2 under a window as large: one sum of eight products, whichever way.
+  double sum = 0;
+  for (size_t i = 0; i < 8; ++i) sum += Pattern(Operand::kFirst)[i] * Pattern(Operand::kSecond)[i];
+  const ConvSpec cube = Make(ConvOp::kFprop, {1, 1, 2, 2, 2}, {1, 1, 2, 2, 2}, {1, 1, 1, 1, 1},
+                             {1, 1, 1}, {0, 0, 0}, {0, 0, 0}, {1, 1, 1}, false);
+  CHECK(Samples(cube).size() == 1 && Samples(cube)[0].exact == sum);
+}
+
+void LongSumsGetFewSamples() {
+  const ConvSpec wgrad = Make(ConvOp::kWgrad, {64, 8, 128, 128}, {8, 8, 1, 1}, {64, 8, 128, 128},
+                              {1, 1}, {0, 0}, {0, 0}, {1, 1}, false);
+  CHECK(Samples(wgrad).size() == 4);
+}
+
+void NumbersSurviveEncoding() {
+  const std::vector<int> values{0, 1, -1, 2, -2, 3, 96, -100};
+  for (DataType dtype :
+       {DataType::kFloat16, DataType::kBFloat16, DataType::kFloat32, DataType::kFloat64}) {
+    const auto bytes = Encode(values, dtype);
+    const auto size = static_cast<size_t>(RowOf(dtype).bytes);
+    CHECK(bytes.size() == values.size() * size);
+    for (size_t i = 0; i < values.size(); ++i) CHECK(Decode(&bytes[i * size], dtype) == values[i]);
+  }
+  const float f = 0.1f, tiny = 1e-40f, inf = -std::numeric_limits<float>::infinity();
+  const double d = -1.0 / 3;
+  const auto decode = [](const auto& value, DataType dtype) {
+    return Decode(reinterpret_cast<const unsigned char*>(&value), dtype);
+  };
+  CHECK(decode(f, DataType::kFloat32) == static_cast<double>(f));
+  CHECK(decode(tiny, DataType::kFloat32) == static_cast<double>(tiny));
+  CHECK(decode(inf, DataType::kFloat32) == static_cast<double>(inf));
+  CHECK(decode(d, DataType::kFloat64) == d);
+  const uint16_t half = 0x3555, nan = 0x7e00, least = 0x0001, bfloat = 0x3f80;
+  CHECK(decode(half, DataType::kFloat16) == 0.333251953125);
+  CHECK(std::isnan(decode(nan, DataType::kFloat16)));
+  CHECK(decode(least, DataType::kFloat16) == std::ldexp(1, -24));
+  CHECK(decode(bfloat, DataType::kBFloat16) == 1);
+}
+
+void PatternsAreSmallAndDiffer() {
+  const auto first = Pattern(Operand::kFirst), second = Pattern(Operand::kSecond);
+  CHECK(first.size() != second.size());
+  CHECK(std::set<int>(first.begin(), first.end()) == (std::set<int>{-2, -1, 0, 1, 2}));
+  CHECK(std::set<int>(second.begin(), second.end()) == (std::set<int>{-2, -1, 0, 1, 2}));
+  CHECK(first != second);
+}
+
+void AgreementIsOneRounding() {
+  CHECK(Agrees(1227, 1227, DataType::kFloat32, false));
+  CHECK(!Agrees(1226.9907, 1227, DataType::kFloat32, false));
+  CHECK(Agrees(1224, 1227, DataType::kBFloat16, false));   // the two numbers beside 1227
+  CHECK(!Agrees(1216, 1227, DataType::kBFloat16, false));  // two steps away
+  CHECK(!Agrees(176, 182, DataType::kBFloat16, false));
+  CHECK(Agrees(176, 182, DataType::kBFloat16, true));
+  CHECK(!Agrees(-182, 182, DataType::kBFloat16, true));
+  CHECK(!Agrees(std::nan(""), 0, DataType::kFloat16, true));
+  CHECK(!Agrees(std::nan(""), 1e6, DataType::kFloat16, false));
+  CHECK(Agrees(std::numeric_limits<double>::infinity(), 1e6, DataType::kFloat16, false));
+  CHECK(!Agrees(3, 1e6, DataType::kFloat16, false));
+}
+
+}  // namespace
+}  // namespace jaxcudnn
+
+int main() {
+  using namespace jaxcudnn;
+  SamplesAreTheDefinition();
+  OtherRanks();
+  LongSumsGetFewSamples();
+  NumbersSurviveEncoding();
+  PatternsAreSmallAndDiffer();
+  AgreementIsOneRounding();
+  return testing::failures != 0;
+}

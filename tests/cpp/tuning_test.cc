@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tuning.h"
+
+#include <cmath>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "check.h"
+
+namespace jaxcudnn {
+namespace {
+
+constexpr TuningBudget kAmple{1000, 5000, 1'000'000'000};
+
+/// Candidates with known times, and a clock that they move.
+struct Track {
+  std::vector<double> us;          // of an ordinary run
+  std::vector<double> loading_us;  // added to the first run
+  std::vector<std::string> failures = {};
+  double clock = 0;
+  std::vector<std::vector<int>> runs = {};
+  std::function<double(size_t, int)> noise = [](size_t, int) { return 1.0; };
+
+  double Run(size_t index, int repetitions) {
+    runs.resize(us.size());
+    const bool first = runs[index].empty();
+    runs[index].push_back(repetitions);
+    if (index < failures.size() && !failures[index].empty()) {
+      throw std::runtime_error(failures[index]);
+    }
+    double took = us[index] * noise(index, static_cast<int>(runs[index].size()));
+    if (first && index < loading_us.size()) took += loading_us[index];
+    clock += took * repetitions;
+    return took;
+  }
+  [[nodiscard]] double Elapsed() const { return clock; }
+};
+
+size_t RaceOf(Track& track, std::vector<Timing>& timings, const TuningBudget& budget = kAmple) {
+  timings.assign(track.us.size(), {});
+  track.runs.resize(track.us.size());
+  return Race(track, budget, timings);
+}
+
+void TheFastestWins() {
+  std::vector<Timing> timings;
+  for (size_t fastest = 0; fastest < 4; ++fastest) {
+    Track track{{50, 50, 50, 50}, {300, 300, 300, 300}};
+    track.us[fastest] = 48;
+    CHECK(RaceOf(track, timings) == fastest);
+    for (size_t i = 0; i < 4; ++i) {
+      CHECK(timings[i].microseconds == track.us[i]);
+      CHECK(timings[i].reason.empty());
+    }
+  }
+}
+
+void OneThatWasDisturbedOnceStillWins() {
+  std::vector<Timing> timings;
+  Track track{{50, 47, 52}, {}};
+  track.noise = [](size_t index, int run) { return index == 1 && run == 3 ? 1.5 : 1.0; };
+  CHECK(RaceOf(track, timings) == 1);
+  Track close{{50, 49}, {}};
+  close.noise = [](size_t index, int run) { return index == 1 && run <= 3 ? 1.05 : 1.0; };
+  CHECK(RaceOf(close, timings) == 1);  // only the final rounds show it
+}
+
+void LoadingIsNotHeldAgainstAnyone() {
+  std::vector<Timing> timings;
+  Track track{{50, 40}, {100, 1900}};
+  CHECK(RaceOf(track, timings) == 1);
+}
+
+void OneFarBehindRunsOnce() {
+  std::vector<Timing> timings;
+  Track track{{1000, 50'000, 900}, {}};
+  CHECK(RaceOf(track, timings) == 2);
+  CHECK(track.runs[1] == (std::vector<int>{1}));
+  CHECK(timings[1].microseconds == 50'000 && timings[1].reason.empty());
+  Track behind{{100, 140, 90}, {}};  // behind, but loading might have explained it
+  CHECK(RaceOf(behind, timings) == 2);
+  CHECK(behind.runs[1] == (std::vector<int>{1, 3}));
+}
+
+void LongOnesRunOnce() {
+  std::vector<Timing> timings;
+  Track track{{80'000}, {}};
+  CHECK(RaceOf(track, timings) == 0);
+  CHECK(track.runs[0] == (std::vector<int>{1}));
+  CHECK(timings[0].microseconds == 80'000);
+}
+
+void ShortOnesRunOftenAndTheBudgetOfEachIsKept() {
+  std::vector<Timing> timings;
+  Track track{{10}, {}};
+  CHECK(RaceOf(track, timings) == 0);
+  CHECK(track.runs[0] == (std::vector<int>{1, 3, 8}));
+  Track slower{{1000}, {}};
+  CHECK(RaceOf(slower, timings) == 0);
+  CHECK(slower.runs[0] == (std::vector<int>{1, 2, 2}));  // of 5 ms
+}
+
+void TheBudgetIsKept() {
+  std::vector<Timing> timings;
+  Track many{{50, 49, 48, 47}, {}};
+  CHECK(RaceOf(many, timings, {2, 5000, 1'000'000}) == 1);
+  CHECK(many.runs[2].empty() && many.runs[3].empty());
+  CHECK(timings[2].reason == "the budget was spent" && std::isnan(timings[2].microseconds));
+  CHECK(timings[3].reason == "the budget was spent");
+
+  Track late{{900, 900, 100}, {}};
+  CHECK(RaceOf(late, timings, {1000, 1000, 1100}) == 0);
+  CHECK(!late.runs[0].empty());  // the first is timed whatever it costs
+  CHECK(late.runs[1].empty() && late.runs[2].empty());
+  CHECK(timings[2].reason == "the budget was spent");
+}
+
+void FinalsEndWithTheBudgetToo() {
+  std::vector<Timing> timings;
+  Track track{{100, 100}, {}};
+  const size_t fastest = RaceOf(track, timings, {1000, 5000, 1900});
+  CHECK(fastest != kNone);
+  CHECK(track.runs[0].size() + track.runs[1].size() < 12);
+}
+
+void WhatCannotRunIsLeftOut() {
+  std::vector<Timing> timings;
+  Track track{{10, 50, 60}, {}, {"it computes 1 for 2", "", ""}};
+  CHECK(RaceOf(track, timings) == 1);
+  CHECK(timings[0].reason == "it computes 1 for 2" && std::isnan(timings[0].microseconds));
+  Track none{{10, 20}, {}, {"no", "no"}};
+  CHECK(RaceOf(none, timings) == kNone);
+  Track empty{{}, {}};
+  CHECK(RaceOf(empty, timings) == kNone);
+}
+
+}  // namespace
+}  // namespace jaxcudnn
+
+int main() {
+  using namespace jaxcudnn;
+  TheFastestWins();
+  OneThatWasDisturbedOnceStillWins();
+  LoadingIsNotHeldAgainstAnyone();
+  OneFarBehindRunsOnce();
+  LongOnesRunOnce();
+  ShortOnesRunOftenAndTheBudgetOfEachIsKept();
+  TheBudgetIsKept();
+  FinalsEndWithTheBudgetToo();
+  WhatCannotRunIsLeftOut();
+  return testing::failures != 0;
+}
