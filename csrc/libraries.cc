@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "error.h"
+#include "version_text.h"
 
 namespace jaxcudnn {
 namespace {
@@ -95,6 +96,7 @@ std::unique_ptr<const CudnnLibrary> Open(const std::vector<std::string>& paths) 
 struct CudaRuntime {
   decltype(&::cudaGetDevice) get_device;
   decltype(&::cudaSetDevice) set_device;
+  decltype(&::cudaDeviceGetAttribute) get_attribute;
   decltype(&::cudaMemcpyAsync) memcpy_async;
 };
 
@@ -109,6 +111,7 @@ const CudaRuntime& Cudart() {
     return CudaRuntime{
         Symbol<decltype(&::cudaGetDevice)>(library, "cudaGetDevice", owner),
         Symbol<decltype(&::cudaSetDevice)>(library, "cudaSetDevice", owner),
+        Symbol<decltype(&::cudaDeviceGetAttribute)>(library, "cudaDeviceGetAttribute", owner),
         Symbol<decltype(&::cudaMemcpyAsync)>(library, "cudaMemcpyAsync", owner),
     };
   }();
@@ -124,11 +127,6 @@ void CheckCuda(cudaError_t status, const char* what) {
 
 }  // namespace
 
-std::string VersionText(size_t version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
-}
-
 const CudnnLibrary& LoadCudnn(const std::vector<std::string>& paths) {
   static std::mutex mutex;
   // Never unloaded: plans and handles point into the library until the process ends.
@@ -141,6 +139,24 @@ const CudnnLibrary& LoadCudnn(const std::vector<std::string>& paths) {
 const CudnnLibrary& Cudnn() {
   static const CudnnLibrary& library = LoadCudnn({});
   return library;
+}
+
+Target TargetOf(int device) {
+  int major = 0, minor = 0;
+  CheckCuda(Cudart().get_attribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+            "cudaDeviceGetAttribute");
+  CheckCuda(Cudart().get_attribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+            "cudaDeviceGetAttribute");
+  return {static_cast<size_t>(10 * major + minor), Cudnn().version, CublasLtVersion()};
+}
+
+size_t CublasLtVersion() {
+  static const size_t version = [] {
+    void* library = OpenOneOf(kCublasLtNames);
+    void* symbol = library ? dlsym(library, "cublasLtGetVersion") : nullptr;
+    return symbol ? reinterpret_cast<size_t (*)()>(symbol)() : 0;
+  }();
+  return version;
 }
 
 void CheckCudnn(cudnnStatus_t status, const char* what) {

@@ -11,6 +11,7 @@
 #include "conv_spec.h"
 #include "error.h"
 #include "ffi_handlers.h"
+#include "known_faults.h"
 #include "libraries.h"
 #include "planner.h"
 #include "plans.h"
@@ -105,6 +106,10 @@ NB_MODULE(_native, m) {
   m.def(
       "cudnn_version", [] { return Cudnn().version; },
       "The version of the cuDNN in use: 91900 is 9.19.0.");
+  m.def(
+      "cudnn_compiled_version", [] { return CUDNN_VERSION; },
+      "The version of the cuDNN whose headers this extension was compiled with.");
+  m.def("oldest_cudnn", [] { return kOldestCudnn; }, "The oldest cuDNN that load_cudnn accepts.");
   m.def("cudnn_path", [] { return Cudnn().path; }, "The file of the cuDNN in use.");
 
   nb::class_<Plan>(m, "Plan", "A cuDNN execution plan.")
@@ -144,6 +149,24 @@ NB_MODULE(_native, m) {
       "post_padding"_a, "dilation"_a, "flip"_a, "dtype"_a, "allow_tf32"_a, "workspace_limit"_a,
       "alignment"_a = kFullAlignment,
       "A plan for a GPU described by cuDNN's JSON, which need not exist: for tests of planning.");
+
+  nb::class_<KnownFaultText>(m, "KnownFault", "Plans that are never used, and why, in words.")
+      .def_ro("op", &KnownFaultText::op, "'fprop', 'dgrad', 'wgrad' or 'any'.")
+      .def_ro("engine", &KnownFaultText::engine, "'eng1', or which engines.")
+      .def_ro("sm", &KnownFaultText::sm, "Compute capabilities: '86' is 8.6.")
+      .def_ro("cudnn", &KnownFaultText::cudnn, "Versions.")
+      .def_ro("cublaslt", &KnownFaultText::cublaslt, "Versions.")
+      .def_ro("dtypes", &KnownFaultText::dtypes)
+      .def_ro("condition", &KnownFaultText::condition, "Of which convolutions.")
+      .def_ro("fault", &KnownFaultText::fault, "What is wrong.")
+      .def_ro("source", &KnownFaultText::source, "Who says so.")
+      .def("__str__", &Summary);
+  m.def(
+      "known_faults",
+      [](size_t sm, size_t cudnn, size_t cublaslt) { return KnownFaultsOn({sm, cudnn, cublaslt}); },
+      nb::kw_only(), "sm"_a = 0, "cudnn"_a = 0, "cublaslt"_a = 0,
+      "The plans that are never used on a GPU (90 is compute capability 9.0) with these libraries "
+      "(91900 is 9.19.0, 130601 is 13.6.1); what is 0 may be any.");
 
   nb::class_<CacheInfo>(m, "CacheInfo", "Counters of the plan cache.")
       .def_ro("hits", &CacheInfo::hits)

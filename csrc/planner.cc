@@ -16,6 +16,7 @@
 #include "error.h"
 #include "known_faults.h"
 #include "libraries.h"
+#include "version_text.h"
 
 // cudnn_frontend calls cuDNN through this handle, which Frontend() sets before the first call.
 namespace cudnn_frontend {
@@ -93,7 +94,8 @@ class ConvGraph : public fe::graph::Graph {
   using Source = void (ConvGraph::*)(std::string& reason);
 
  public:
-  ConvGraph(const PlanRequest& request, DeviceProperties properties) : request_(request) {
+  ConvGraph(const PlanRequest& request, DeviceProperties properties, const Target& target)
+      : request_(request), target_(target) {
     set_io_data_type(ToFrontend(request.spec.dtype));
     set_intermediate_data_type(Accumulator(request.spec.dtype));
     set_compute_data_type(Accumulator(request.spec.dtype));
@@ -109,7 +111,7 @@ class ConvGraph : public fe::graph::Graph {
     for (Source append : Sources()) {
       const auto first = static_cast<size_t>(get_execution_plan_count());
       (this->*append)(reason);
-      for (size_t index : Acceptable(first)) {
+      for (size_t index : Acceptable(first, reason)) {
         fe::error_t status = build_plan_at_index(static_cast<int64_t>(index));
         if (status.is_bad()) {
           reason = status.get_message();
@@ -211,15 +213,21 @@ class ConvGraph : public fe::graph::Graph {
 
   /// The candidates from index `first` on that have not been seen under the same name and whose
   /// notes are allowed, those that need run-time compilation (seconds each) last.
-  std::vector<size_t> Acceptable(size_t first) {
+  std::vector<size_t> Acceptable(size_t first, std::string& reason) {
     std::vector<size_t> indices;
     const auto count = static_cast<size_t>(get_execution_plan_count());
     for (size_t index = first; index < count; ++index) {
       const std::string name = NameOf(index);
-      if (seen_.insert(name).second && NumericsAllowed(plans.numeric_notes[index]) &&
-          !ComputesWrongNumbers(request_.spec, name)) {
-        indices.push_back(index);
+      const std::vector<fe::NumericalNote_t>& notes = plans.numeric_notes[index];
+      if (!seen_.insert(name).second || !NumericsAllowed(notes)) continue;
+      const bool tensor_cores =
+          std::count(notes.begin(), notes.end(), fe::NumericalNote_t::TENSOR_CORE) > 0;
+      const Demands demands;
+      if (const auto* fault = FaultOf(request_.spec, {name, tensor_cores}, target_, demands)) {
+        reason = "a known fault: " + Summary(TextOf(*fault));
+        continue;
       }
+      indices.push_back(index);
     }
     std::stable_partition(indices.begin(), indices.end(), [this](size_t index) {
       const auto& notes = plans.behavior_notes[index];
@@ -260,6 +268,7 @@ class ConvGraph : public fe::graph::Graph {
   }
 
   const PlanRequest& request_;
+  const Target target_;
   std::unordered_set<std::string> seen_;
 };
 
@@ -342,16 +351,17 @@ std::string Describe(const PlanRequest& request) {
          " bytes";
 }
 
-std::shared_ptr<const Plan> Build(const PlanRequest& request, const DeviceProperties& properties) {
+std::shared_ptr<const Plan> Build(const PlanRequest& request, const DeviceProperties& properties,
+                                  const Target& target) {
   std::string reason;
-  if (auto found = ConvGraph(request, properties).FirstPlan(reason)) {
+  if (auto found = ConvGraph(request, properties, target).FirstPlan(reason)) {
     return std::make_shared<BackendPlan>(std::move(*found), properties, request.spec.op);
   }
 
   PlanRequest unlimited = request;
   unlimited.workspace_limit = std::numeric_limits<int64_t>::max();
   std::string ignored;
-  if (auto larger = ConvGraph(unlimited, properties).FirstPlan(ignored)) {
+  if (auto larger = ConvGraph(unlimited, properties, target).FirstPlan(ignored)) {
     throw Error(ErrorCode::kResourceExhausted,
                 "every cuDNN plan for this convolution needs more workspace than the " +
                     std::to_string(request.workspace_limit) + " bytes given; " + larger->name +
@@ -381,7 +391,7 @@ DeviceProperties PropertiesOf(int device) {
 std::shared_ptr<const Plan> BuildPlan(const PlanRequest& request) {
   LoadFrontend();
   DeviceScope scope(request.device);
-  return Build(request, PropertiesOf(request.device));
+  return Build(request, PropertiesOf(request.device), TargetOf(request.device));
 }
 
 std::shared_ptr<const Plan> BuildPlanFromProperties(const PlanRequest& request,
@@ -390,7 +400,8 @@ std::shared_ptr<const Plan> BuildPlanFromProperties(const PlanRequest& request,
   auto properties = std::make_shared<fe::DeviceProperties>();
   CheckFrontend(properties->deserialize({properties_json.begin(), properties_json.end()}),
                 "reading the device properties given as JSON");
-  return Build(request, properties);
+  // Its compute capability is left unknown, so that the faults of every GPU are avoided.
+  return Build(request, properties, {0, Cudnn().version, CublasLtVersion()});
 }
 
 }  // namespace jaxcudnn

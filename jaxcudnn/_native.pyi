@@ -34,6 +34,14 @@ def load_cudnn(paths: Sequence[str]) -> None:
 def cudnn_version() -> int:
     """The version of the cuDNN in use: 91900 is 9.19.0."""
 
+def cudnn_compiled_version() -> int:
+    """
+    The version of the cuDNN whose headers this extension was compiled with.
+    """
+
+def oldest_cudnn() -> int:
+    """The oldest cuDNN that load_cudnn accepts."""
+
 def cudnn_path() -> str:
     """The file of the cuDNN in use."""
 
@@ -60,6 +68,51 @@ def plan(*, op: str, x: Sequence[int], w: Sequence[int], y: Sequence[int], strid
 def plan_from_properties(properties_json: str, *, op: str, x: Sequence[int], w: Sequence[int], y: Sequence[int], stride: Sequence[int], pre_padding: Sequence[int], post_padding: Sequence[int], dilation: Sequence[int], flip: bool, dtype: str, allow_tf32: bool, workspace_limit: int, alignment: int = 16) -> Plan:
     """
     A plan for a GPU described by cuDNN's JSON, which need not exist: for tests of planning.
+    """
+
+class KnownFault:
+    """Plans that are never used, and why, in words."""
+
+    @property
+    def op(self) -> str:
+        """'fprop', 'dgrad', 'wgrad' or 'any'."""
+
+    @property
+    def engine(self) -> str:
+        """'eng1', or which engines."""
+
+    @property
+    def sm(self) -> str:
+        """Compute capabilities: '86' is 8.6."""
+
+    @property
+    def cudnn(self) -> str:
+        """Versions."""
+
+    @property
+    def cublaslt(self) -> str:
+        """Versions."""
+
+    @property
+    def dtypes(self) -> str: ...
+
+    @property
+    def condition(self) -> str:
+        """Of which convolutions."""
+
+    @property
+    def fault(self) -> str:
+        """What is wrong."""
+
+    @property
+    def source(self) -> str:
+        """Who says so."""
+
+    def __str__(self) -> str: ...
+
+def known_faults(*, sm: int = 0, cudnn: int = 0, cublaslt: int = 0) -> list[KnownFault]:
+    """
+    The plans that are never used on a GPU (90 is compute capability 9.0) with these libraries (91900 is 9.19.0, 130601 is 13.6.1); what is 0 may be any.
     """
 
 class CacheInfo:

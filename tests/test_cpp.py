@@ -16,7 +16,7 @@ SOURCES = {
     "conv_spec_test.cc": ["conv_spec.cc"],
     "guard_test.cc": [],
     "handle_pool_test.cc": ["handle_pool.cc"],
-    "known_faults_test.cc": ["conv_spec.cc"],
+    "known_faults_test.cc": ["conv_spec.cc", "known_faults.cc"],
     "plan_cache_test.cc": [],
 }
 
