@@ -5,7 +5,7 @@
 
 Operands are small integers and results are compared with ==, after NaN has been written to them. A
 line is written for each wrong plan, and one for each convolution and pass that counts right and
-wrong plans by engine. What comes out belongs in csrc/known_faults.h and docs/decisions.md. Plans
+wrong plans by engine. What comes out belongs in csrc/known_faults.cc and docs/decisions.md. Plans
 that compile their kernels at run time are left out: each takes seconds to build.
 
 It needs a GPU and the wheel nvidia-cudnn-frontend.

@@ -14,6 +14,7 @@ namespace jaxcudnn {
 struct CudaRuntime {
   decltype(&::cudaGetDevice) get_device;
   decltype(&::cudaSetDevice) set_device;
+  decltype(&::cudaDeviceGetAttribute) get_attribute;
   decltype(&::cudaMemcpyAsync) memcpy_async;
   decltype(&::cudaMemsetAsync) memset_async;
   decltype(&::cudaStreamIsCapturing) stream_is_capturing;

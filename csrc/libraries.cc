@@ -10,6 +10,7 @@
 
 #include "cudart.h"
 #include "error.h"
+#include "version_text.h"
 
 namespace jaxcudnn {
 namespace {
@@ -109,6 +110,7 @@ const CudaRuntime& Cudart() {
   found.member = Symbol<decltype(&::name)>(library, #name, owner)
     JAXCUDNN_SYMBOL(get_device, cudaGetDevice);
     JAXCUDNN_SYMBOL(set_device, cudaSetDevice);
+    JAXCUDNN_SYMBOL(get_attribute, cudaDeviceGetAttribute);
     JAXCUDNN_SYMBOL(memcpy_async, cudaMemcpyAsync);
     JAXCUDNN_SYMBOL(memset_async, cudaMemsetAsync);
     JAXCUDNN_SYMBOL(stream_is_capturing, cudaStreamIsCapturing);
@@ -151,11 +153,6 @@ std::string DeviceName(int device) {
   return name.data();
 }
 
-std::string VersionText(size_t version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
-}
-
 const CudnnLibrary& LoadCudnn(const std::vector<std::string>& paths) {
   static std::mutex mutex;
   // Never unloaded: plans and handles point into the library until the process ends.
@@ -168,6 +165,24 @@ const CudnnLibrary& LoadCudnn(const std::vector<std::string>& paths) {
 const CudnnLibrary& Cudnn() {
   static const CudnnLibrary& library = LoadCudnn({});
   return library;
+}
+
+Target TargetOf(int device) {
+  int major = 0, minor = 0;
+  CheckCuda(Cudart().get_attribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+            "cudaDeviceGetAttribute");
+  CheckCuda(Cudart().get_attribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+            "cudaDeviceGetAttribute");
+  return {static_cast<size_t>(10 * major + minor), Cudnn().version, CublasLtVersion()};
+}
+
+size_t CublasLtVersion() {
+  static const size_t version = [] {
+    void* library = OpenOneOf(kCublasLtNames);
+    void* symbol = library ? dlsym(library, "cublasLtGetVersion") : nullptr;
+    return symbol ? reinterpret_cast<size_t (*)()>(symbol)() : 0;
+  }();
+  return version;
 }
 
 void CheckCudnn(cudnnStatus_t status, const char* what) {

@@ -7,13 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "known_faults.h"
+
 namespace jaxcudnn {
 
 /// The oldest cuDNN that this extension drives: the first whose plans need no handle.
 inline constexpr size_t kOldestCudnn = 90800;
-
-/// "9.19.0" for 91900, which is how cudnnGetVersion says it.
-[[nodiscard]] std::string VersionText(size_t version);
 
 /// A cuDNN that has been found in this process, and the few functions called without
 /// cudnn_frontend. The extension links neither cuDNN nor the CUDA runtime, so that one binary
@@ -40,6 +39,12 @@ const CudnnLibrary& LoadCudnn(const std::vector<std::string>& paths);
 
 /// The cuDNN that LoadCudnn found, looking it up without further paths if nobody has called it.
 const CudnnLibrary& Cudnn();
+
+/// A device of this process, and the versions that would run there.
+[[nodiscard]] Target TargetOf(int device);
+
+/// The version of the cuBLASLt in use: 130601 is 13.6.1. 0 if there is none, or it does not say.
+[[nodiscard]] size_t CublasLtVersion();
 
 /// Throws kInternal with cuDNN's own words unless `status` is success.
 void CheckCudnn(cudnnStatus_t status, const char* what);

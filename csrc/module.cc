@@ -14,6 +14,7 @@
 #include "cudart.h"
 #include "error.h"
 #include "ffi_handlers.h"
+#include "known_faults.h"
 #include "libraries.h"
 #include "planner.h"
 #include "plans.h"
@@ -174,6 +175,10 @@ NB_MODULE(_native, m) {
   m.def(
       "cudnn_version", [] { return Cudnn().version; },
       "The version of the cuDNN in use: 91900 is 9.19.0.");
+  m.def(
+      "cudnn_compiled_version", [] { return CUDNN_VERSION; },
+      "The version of the cuDNN whose headers this extension was compiled with.");
+  m.def("oldest_cudnn", [] { return kOldestCudnn; }, "The oldest cuDNN that load_cudnn accepts.");
   m.def("cudnn_path", [] { return Cudnn().path; }, "The file of the cuDNN in use.");
 
   nb::class_<Plan>(m, "Plan", "A cuDNN execution plan.")
@@ -307,6 +312,24 @@ NB_MODULE(_native, m) {
   m.def("remember_choice", &RememberChoice, "choice"_a,
         "Takes in a choice that was stored by another process.");
   m.def("take_choices", &TakeChoices, "The choices measured since the last call.");
+
+  nb::class_<KnownFaultText>(m, "KnownFault", "Plans that are never used, and why, in words.")
+      .def_ro("op", &KnownFaultText::op, "'fprop', 'dgrad', 'wgrad' or 'any'.")
+      .def_ro("engine", &KnownFaultText::engine, "'eng1', or which engines.")
+      .def_ro("sm", &KnownFaultText::sm, "Compute capabilities: '86' is 8.6.")
+      .def_ro("cudnn", &KnownFaultText::cudnn, "Versions.")
+      .def_ro("cublaslt", &KnownFaultText::cublaslt, "Versions.")
+      .def_ro("dtypes", &KnownFaultText::dtypes)
+      .def_ro("condition", &KnownFaultText::condition, "Of which convolutions.")
+      .def_ro("fault", &KnownFaultText::fault, "What is wrong.")
+      .def_ro("source", &KnownFaultText::source, "Who says so.")
+      .def("__str__", &Summary);
+  m.def(
+      "known_faults",
+      [](size_t sm, size_t cudnn, size_t cublaslt) { return KnownFaultsOn({sm, cudnn, cublaslt}); },
+      nb::kw_only(), "sm"_a = 0, "cudnn"_a = 0, "cublaslt"_a = 0,
+      "The plans that are never used on a GPU (90 is compute capability 9.0) with these libraries "
+      "(91900 is 9.19.0, 130601 is 13.6.1); what is 0 may be any.");
 
   nb::class_<CacheInfo>(m, "CacheInfo", "Counters of the plan cache.")
       .def_ro("hits", &CacheInfo::hits)

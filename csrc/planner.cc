@@ -17,6 +17,7 @@
 #include "error.h"
 #include "known_faults.h"
 #include "libraries.h"
+#include "version_text.h"
 
 // cudnn_frontend calls cuDNN through this handle, which Frontend() sets before the first call.
 namespace cudnn_frontend {
@@ -103,7 +104,8 @@ class ConvGraph : public fe::graph::Graph {
   using Source = void (ConvGraph::*)();
 
  public:
-  ConvGraph(const Problem& problem, DeviceProperties properties) : problem_(problem) {
+  ConvGraph(const Problem& problem, DeviceProperties properties, const Target& target)
+      : problem_(problem), target_(target) {
     set_io_data_type(ToFrontend(problem.spec.dtype));
     set_intermediate_data_type(Accumulator(problem.spec.dtype));
     set_compute_data_type(Accumulator(problem.spec.dtype));
@@ -284,20 +286,27 @@ class ConvGraph : public fe::graph::Graph {
     std::vector<size_t> indices;
     const auto count = static_cast<size_t>(get_execution_plan_count());
     for (size_t index = first; index < count; ++index) {
-      if (const std::string name = NameOf(index); seen_.insert(name).second && Allowed(index, name))
-        indices.push_back(index);
+      const std::string name = NameOf(index);
+      if (seen_.insert(name).second && Allowed(index, name)) indices.push_back(index);
     }
     std::stable_partition(indices.begin(), indices.end(),
                           [this](size_t index) { return !IsCompiledAtRunTime(index); });
     return indices;
   }
 
-  [[nodiscard]] bool Allowed(size_t index, const std::string& name) const {
+  [[nodiscard]] bool Allowed(size_t index, const std::string& name) {
     const PlanOptions& options = problem_.options;
-    return NumericsAllowed(plans.numeric_notes[index]) &&
-           (options.allow_runtime_compilation || !IsCompiledAtRunTime(index)) &&
-           !Lists(options.exclude_engines, EngineOf(name)) &&
-           !ComputesWrongNumbers(problem_.spec, name);
+    const std::vector<fe::NumericalNote_t>& notes = plans.numeric_notes[index];
+    if (!NumericsAllowed(notes) || Lists(options.exclude_engines, EngineOf(name)) ||
+        (!options.allow_runtime_compilation && IsCompiledAtRunTime(index))) {
+      return false;
+    }
+    const bool tensor_cores =
+        std::count(notes.begin(), notes.end(), fe::NumericalNote_t::TENSOR_CORE) > 0;
+    const Demands demands{options.deterministic, options.allow_reduced_precision_reduction};
+    const auto* fault = FaultOf(problem_.spec, {name, tensor_cores}, target_, demands);
+    if (fault) reason_ = "a known fault: " + Summary(TextOf(*fault));
+    return fault == nullptr;
   }
 
   [[nodiscard]] bool IsCompiledAtRunTime(size_t index) const {
@@ -354,6 +363,7 @@ class ConvGraph : public fe::graph::Graph {
   }
 
   const Problem& problem_;
+  const Target target_;
   std::string reason_;
   std::unordered_set<std::string> seen_;
 };
@@ -455,12 +465,12 @@ std::string Nearest(std::vector<std::string> names, std::string_view wanted) {
 
 class PropertiesPlanner final : public Planner {
  public:
-  PropertiesPlanner(int device, DeviceProperties properties)
-      : device_(device), properties_(std::move(properties)) {}
+  PropertiesPlanner(int device, DeviceProperties properties, const Target& target)
+      : device_(device), properties_(std::move(properties)), target_(target) {}
 
   [[nodiscard]] PlanPointer First(const Problem& problem) const override {
     const DeviceScope scope(device_);
-    ConvGraph graph(problem, properties_);
+    ConvGraph graph(problem, properties_, target_);
     auto found = graph.First();
     if (!found) ThrowNone(problem, graph.reason());
     return Finish(problem, *std::move(found), {});
@@ -469,9 +479,9 @@ class PropertiesPlanner final : public Planner {
   [[nodiscard]] PlanPointer Named(const Problem& problem, std::string_view name,
                                   const Origin& origin) const override {
     const DeviceScope scope(device_);
-    ConvGraph graph(problem, properties_);
+    ConvGraph graph(problem, properties_, target_);
     if (auto found = graph.Named(name)) return Finish(problem, *std::move(found), origin);
-    const std::string nearest = Nearest(ConvGraph(problem, properties_).Names(), name);
+    const std::string nearest = Nearest(ConvGraph(problem, properties_, target_).Names(), name);
     if (nearest.empty()) ThrowNone(problem, graph.reason());
     throw Error(ErrorCode::kInvalidArgument,
                 "cuDNN " + VersionText(Cudnn().version) + " has no plan '" + std::string(name) +
@@ -481,7 +491,7 @@ class PropertiesPlanner final : public Planner {
 
   [[nodiscard]] std::vector<PlanPointer> Candidates(const Problem& problem) const override {
     const DeviceScope scope(device_);
-    ConvGraph graph(problem, properties_);
+    ConvGraph graph(problem, properties_, target_);
     std::vector<PlanPointer> plans;
     for (FoundPlan& found : graph.All(problem.options.is_exhaustive())) {
       plans.push_back(Finish(problem, std::move(found), {}));
@@ -499,7 +509,7 @@ class PropertiesPlanner final : public Planner {
   [[noreturn]] void ThrowNone(const Problem& problem, const std::string& reason) const {
     Problem unlimited = problem;
     unlimited.workspace_limit = std::numeric_limits<int64_t>::max();
-    if (auto larger = ConvGraph(unlimited, properties_).First()) {
+    if (auto larger = ConvGraph(unlimited, properties_, target_).First()) {
       throw Error(ErrorCode::kResourceExhausted,
                   "every cuDNN plan for this convolution needs more workspace than the " +
                       std::to_string(problem.workspace_limit) + " bytes given; " + larger->name +
@@ -515,6 +525,7 @@ class PropertiesPlanner final : public Planner {
 
   int device_;  // kNoDevice if there need be none
   DeviceProperties properties_;
+  Target target_;
 };
 
 }  // namespace
@@ -529,7 +540,7 @@ const Planner& PlannerOf(int device) {
     DeviceScope scope(device);
     auto properties = std::make_shared<fe::DeviceProperties>();
     CheckFrontend(properties->set_device_id(device).build(), "reading the device's properties");
-    entry = std::make_unique<PropertiesPlanner>(device, std::move(properties));
+    entry = std::make_unique<PropertiesPlanner>(device, std::move(properties), TargetOf(device));
   }
   return *entry;
 }
@@ -539,7 +550,9 @@ std::unique_ptr<const Planner> PlannerFromProperties(const std::string& properti
   auto properties = std::make_shared<fe::DeviceProperties>();
   CheckFrontend(properties->deserialize({properties_json.begin(), properties_json.end()}),
                 "reading the device properties given as JSON");
-  return std::make_unique<PropertiesPlanner>(kNoDevice, std::move(properties));
+  // Its compute capability is left unknown, so that the faults of every GPU are avoided.
+  const Target target{0, Cudnn().version, CublasLtVersion()};
+  return std::make_unique<PropertiesPlanner>(kNoDevice, std::move(properties), target);
 }
 
 }  // namespace jaxcudnn

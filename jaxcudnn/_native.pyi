@@ -15,6 +15,12 @@ class NativeError(RuntimeError):
 class UnsupportedError(NativeError):
     pass
 
+class ExhaustedError(NativeError):
+    pass
+
+class InvalidError(NativeError):
+    pass
+
 def registrations() -> dict[str, dict[str, Any]]:
     """
     Custom-call targets by name, each a dictionary of stages for jax.ffi.register_ffi_target.
@@ -34,6 +40,14 @@ def load_cudnn(paths: Sequence[str]) -> None:
 def cudnn_version() -> int:
     """The version of the cuDNN in use: 91900 is 9.19.0."""
 
+def cudnn_compiled_version() -> int:
+    """
+    The version of the cuDNN whose headers this extension was compiled with.
+    """
+
+def oldest_cudnn() -> int:
+    """The oldest cuDNN that load_cudnn accepts."""
+
 def cudnn_path() -> str:
     """The file of the cuDNN in use."""
 
@@ -52,14 +66,155 @@ class Plan:
     def notes(self) -> list[str]:
         """cuDNN's numerical and behaviour notes."""
 
-def plan(*, op: str, x: Sequence[int], w: Sequence[int], y: Sequence[int], stride: Sequence[int], pre_padding: Sequence[int], post_padding: Sequence[int], dilation: Sequence[int], flip: bool, dtype: str, allow_tf32: bool, workspace_limit: int, device: int = 0, alignment: int = 16) -> Plan:
+    @property
+    def source(self) -> str:
+        """How it was chosen: 'heuristic', 'named', 'measured' or 'stored'."""
+
+    @property
+    def microseconds(self) -> float:
+        """What it took when it was chosen; NaN if it was not timed."""
+
+    @property
+    def tried(self) -> int:
+        """How many plans were timed to choose it."""
+
+class Timing:
+    """What a plan took, or why that is not known."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def microseconds(self) -> float:
+        """Of one run; NaN if it was not timed."""
+
+    @property
+    def reason(self) -> str:
+        """Why it was not timed, or is refused; else empty."""
+
+class Tuning:
+    """What measuring found."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def timings(self) -> list[Timing]: ...
+
+    @property
+    def milliseconds(self) -> float:
+        """What measuring cost."""
+
+def known_plan(device: int, **attributes: Any) -> Plan | None:
     """
-    The plan that the custom call with these attributes will use on a device of this process.
+    The plan that a custom call will use on a device of this process, if that is known without measuring.
     """
 
-def plan_from_properties(properties_json: str, *, op: str, x: Sequence[int], w: Sequence[int], y: Sequence[int], stride: Sequence[int], pre_padding: Sequence[int], post_padding: Sequence[int], dilation: Sequence[int], flip: bool, dtype: str, allow_tf32: bool, workspace_limit: int, alignment: int = 16) -> Plan:
+def candidates(device: int, **attributes: Any) -> list[Plan]:
     """
-    A plan for a GPU described by cuDNN's JSON, which need not exist: for tests of planning.
+    Every plan that measuring would time for a custom call, in cuDNN's order.
+    """
+
+def largest_workspace(device: int, **attributes: Any) -> int:
+    """The most bytes of scratch memory that one of the candidates needs."""
+
+def bytes_to_measure(device: int, **attributes: Any) -> int:
+    """How much device memory `measure` needs to time all candidates."""
+
+def measure(device: int, memory: int, bytes: int, **attributes: Any) -> Tuning:
+    """
+    Times the candidates in device memory that nothing else uses, and remembers the fastest.
+    """
+
+def plan_from_properties(properties_json: str, alignment: int = 16, **attributes: Any) -> Plan:
+    """
+    The named or first plan for a GPU described by cuDNN's JSON, which need not exist: for tests of planning.
+    """
+
+def candidates_from_properties(properties_json: str, **attributes: Any) -> list[Plan]:
+    """The same of `candidates`."""
+
+class Choice:
+    """A measured choice, and what it was made for."""
+
+    def __init__(self, *, key: str, gpu: str, plan: str, microseconds: float, workspace: int, tried: int, milliseconds: float) -> None: ...
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def gpu(self) -> str: ...
+
+    @property
+    def plan(self) -> str: ...
+
+    @property
+    def microseconds(self) -> float: ...
+
+    @property
+    def workspace(self) -> int: ...
+
+    @property
+    def tried(self) -> int: ...
+
+    @property
+    def milliseconds(self) -> float: ...
+
+def choice_key(**attributes: Any) -> str:
+    """The text under which the choice for a custom call is stored."""
+
+def device_name(device: int) -> str:
+    """The driver's name of a GPU."""
+
+def remember_choice(choice: Choice) -> None:
+    """Takes in a choice that was stored by another process."""
+
+def take_choices() -> list[Choice]:
+    """The choices measured since the last call."""
+
+class KnownFault:
+    """Plans that are never used, and why, in words."""
+
+    @property
+    def op(self) -> str:
+        """'fprop', 'dgrad', 'wgrad' or 'any'."""
+
+    @property
+    def engine(self) -> str:
+        """'eng1', or which engines."""
+
+    @property
+    def sm(self) -> str:
+        """Compute capabilities: '86' is 8.6."""
+
+    @property
+    def cudnn(self) -> str:
+        """Versions."""
+
+    @property
+    def cublaslt(self) -> str:
+        """Versions."""
+
+    @property
+    def dtypes(self) -> str: ...
+
+    @property
+    def condition(self) -> str:
+        """Of which convolutions."""
+
+    @property
+    def fault(self) -> str:
+        """What is wrong."""
+
+    @property
+    def source(self) -> str:
+        """Who says so."""
+
+    def __str__(self) -> str: ...
+
+def known_faults(*, sm: int = 0, cudnn: int = 0, cublaslt: int = 0) -> list[KnownFault]:
+    """
+    The plans that are never used on a GPU (90 is compute capability 9.0) with these libraries (91900 is 9.19.0, 130601 is 13.6.1); what is 0 may be any.
     """
 
 class CacheInfo:
@@ -73,6 +228,10 @@ class CacheInfo:
         """Look-ups that had to build."""
 
     @property
+    def builds(self) -> int:
+        """Look-ups that built a plan."""
+
+    @property
     def evictions(self) -> int: ...
 
     @property
@@ -80,6 +239,10 @@ class CacheInfo:
 
     @property
     def capacity(self) -> int: ...
+
+    @property
+    def seconds(self) -> float:
+        """Spent building and measuring."""
 
 def cache_info() -> CacheInfo:
     """Counters of the process-wide plan cache."""

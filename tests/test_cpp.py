@@ -17,7 +17,7 @@ SOURCES = {
     "guard_test.cc": [],
     "handle_pool_test.cc": ["handle_pool.cc"],
     "host_reference_test.cc": ["conv_spec.cc", "host_reference.cc"],
-    "known_faults_test.cc": ["conv_spec.cc"],
+    "known_faults_test.cc": ["conv_spec.cc", "known_faults.cc"],
     "plan_cache_test.cc": [],
     "tuning_test.cc": [],
 }

@@ -73,7 +73,7 @@ class TestAttributes:
             "allow_reduced_precision_reduction": False,
             "allow_runtime_compilation": True,
             "exclude_engines": "",
-            "verify": False,
+            "verify": True,
             "tuning_candidates": 64,
             "tuning_candidate_us": 5_000,
             "tuning_us": 150_000,

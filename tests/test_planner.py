@@ -186,7 +186,7 @@ class TestWorkspaceLimit:
 
 
 class TestPlansThatAreNotUsed:
-    """csrc/known_faults.h and the generic engine, seen from outside."""
+    """csrc/known_faults.cc and the generic engine, seen from outside."""
 
     def test_engines_that_ignore_the_high_padding(self, native):
         symmetric = layer("wgrad", dtype="float32", allow_tf32=False)
