@@ -10,6 +10,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from . import _calls
 from ._arguments import Caller
+from ._options import OptionsLike
 
 _LAX = Caller(
     "conv_general_dilated",
@@ -35,6 +36,8 @@ def conv_general_dilated(
     precision: lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
     out_sharding: Any = None,
+    *,
+    options: OptionsLike = None,
 ) -> jax.Array:
     """Convolve `lhs` with `rhs`: `jax.lax.conv_general_dilated`, computed by cuDNN on CUDA devices.
 
@@ -71,6 +74,8 @@ def conv_general_dilated(
             what they are gradients of.
         out_sharding: None; or, under explicit sharding, that of the result, as in `lax`, which
             then computes the call.
+        options: None for the options in force, or `jaxcudnn.Options`, or a dict of those that
+            differ: how cuDNN's plan is chosen, for the call's derivatives, too.
 
     Returns:
         An array of shape (N / batch_group_count, K, *out), in the order that `dimension_numbers`
@@ -112,4 +117,5 @@ def conv_general_dilated(
         precision,
         preferred_element_type,
         out_sharding,
+        options,
     )

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from . import _arguments, _array_arguments, _readings
+from . import _arguments, _array_arguments, _options, _readings
 from ._arguments import Caller
 from ._dtypes import resolve_precision
+from ._options import Options, OptionsLike
 from ._readings import Call
 from ._spec import Layout, Pads, Role, Shape
 
@@ -26,6 +27,7 @@ class Operands(NamedTuple):
     dtype: str
     """Of both."""
     result_dtype: str
+    options: Options
 
     @property
     def num_spatial(self) -> int:
@@ -73,6 +75,7 @@ def read_operands(
     dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers = None,
     *,
     preferred_element_type: Any = None,
+    options: OptionsLike = None,
 ) -> Operands:
     """Check the arrays and what is said about arrays."""
     operands = as_arrays(caller, {"x": lhs, "w": rhs})
@@ -83,6 +86,7 @@ def read_operands(
         _arguments.parse_layout(caller, dimension_numbers, num_spatial),
         dtype,
         _array_arguments.parse_result_dtype(caller, dtype, preferred_element_type),
+        _options.resolve(caller, options),
     )
 
 
@@ -100,6 +104,7 @@ def general(
     precision: lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
     out_sharding: Any = None,
+    options: OptionsLike = None,
 ) -> jax.Array:
     """Compute what `conv_general_dilated` does, in the name of a caller that has these words."""
     operands = read_operands(
@@ -108,6 +113,7 @@ def general(
         rhs,
         dimension_numbers,
         preferred_element_type=preferred_element_type,
+        options=options,
     )
     _array_arguments.check_out_sharding(caller, out_sharding)
     if operands.is_for_lax or out_sharding is not None:
@@ -167,6 +173,7 @@ def convolve(
         dtype=operands.dtype,
         result_dtype=operands.result_dtype,
         precision=resolve_precision(caller, precision),
+        options=operands.options,
         flip=flip,
     )
     _arguments.check_call(caller, call)

@@ -11,6 +11,7 @@ from . import _array_arguments, _calls, _readings, _torch_arguments
 from ._arguments import Caller
 from ._calls import Operands
 from ._dtypes import Dtypes, accumulator, is_complex, resolve_precision
+from ._options import OptionsLike
 from ._spec import ConvSpec, Shape
 
 _TORCH = Caller(
@@ -37,6 +38,7 @@ def convolution(
     groups: int,
     *,
     precision: lax.PrecisionLike = None,
+    options: OptionsLike = None,
 ) -> jax.Array:
     """Convolve `a` with `weight`, or compute the gradient of that: `torch.convolution`.
 
@@ -62,6 +64,7 @@ def convolution(
             dilation. Of no effect unless transposed.
         groups: into how many groups the channels of input and output are divided.
         precision: as in `conv_general_dilated`.
+        options: as in `conv_general_dilated`.
 
     Returns:
         An array of shape (N, C_out, *out) and the operands' dtype, with e = dilation * (window - 1)
@@ -88,7 +91,7 @@ def convolution(
     """
     transposed = _torch_arguments.parse_transposed(_TORCH, transposed)
     caller = _TORCH_TRANSPOSED if transposed else _TORCH
-    operands = _calls.read_operands(caller, a, weight)
+    operands = _calls.read_operands(caller, a, weight, options=options)
     _array_arguments.refuse_explicit_sharding(caller, {"x": operands.lhs, "w": operands.rhs})
 
     def numbers(name: str, value: int | Sequence[int], minimum: int) -> Shape:
@@ -171,5 +174,6 @@ def _transposed(
         flip=False,
         dtypes=Dtypes(operands.dtype, operands.dtype, operands.dtype),
         precision=resolve_precision(caller, precision),
+        options=operands.options,
     )
     return _readings.compute_cropped({"y": operands.lhs, "w": operands.rhs}, spec, operands.layout)

@@ -9,9 +9,10 @@ import jax
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from . import _arguments, _array_arguments, _calls, _cudnn_arguments, _numbers
+from . import _arguments, _array_arguments, _calls, _cudnn_arguments, _numbers, _options
 from ._arguments import Caller
 from ._dtypes import Dtypes, accumulator, is_integer, resolve_precision
+from ._options import OptionsLike
 from ._spec import Role
 
 _FPROP = Caller("conv_fprop", x="image", w="weight", y="response")
@@ -34,6 +35,7 @@ def conv_fprop(
     dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers = None,
     precision: lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
+    options: OptionsLike = None,
     image_descale: ArrayLike | None = None,
     weight_descale: ArrayLike | None = None,
 ) -> jax.Array:
@@ -62,6 +64,7 @@ def conv_fprop(
         precision: as in `conv_general_dilated`.
         preferred_element_type: the response's dtype, as in `conv_general_dilated`; in gradients,
             that of the gradient.
+        options: as in `conv_general_dilated`.
         image_descale: None, or a number (an array of one element) with which the sums are
             multiplied before they are rounded to the response's dtype: what one unit of an image
             in 8 bits stands for.
@@ -89,6 +92,7 @@ def conv_fprop(
         dimension_numbers=dimension_numbers,
         precision=precision,
         preferred_element_type=preferred_element_type,
+        options=options,
         descales={"image_descale": image_descale, "weight_descale": weight_descale},
         name=name,
         padding=padding,
@@ -118,6 +122,7 @@ def conv_dgrad(  # noqa: D417 (the rest is as for conv_fprop)
     dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers = None,
     precision: lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
+    options: OptionsLike = None,
     loss_descale: ArrayLike | None = None,
     filter_descale: ArrayLike | None = None,
 ) -> jax.Array:
@@ -158,6 +163,7 @@ def conv_dgrad(  # noqa: D417 (the rest is as for conv_fprop)
         dimension_numbers=dimension_numbers,
         precision=precision,
         preferred_element_type=preferred_element_type,
+        options=options,
         descales={"loss_descale": loss_descale, "filter_descale": filter_descale},
         name=name,
         padding=padding,
@@ -187,6 +193,7 @@ def conv_wgrad(  # noqa: D417 (the rest is as for conv_fprop)
     dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers = None,
     precision: lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
+    options: OptionsLike = None,
     image_descale: ArrayLike | None = None,
     loss_descale: ArrayLike | None = None,
 ) -> jax.Array:
@@ -225,6 +232,7 @@ def conv_wgrad(  # noqa: D417 (the rest is as for conv_fprop)
         dimension_numbers=dimension_numbers,
         precision=precision,
         preferred_element_type=preferred_element_type,
+        options=options,
         descales={"image_descale": image_descale, "loss_descale": loss_descale},
         name=name,
         padding=padding,
@@ -246,6 +254,7 @@ def _cudnn(
     dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers,
     precision: lax.PrecisionLike,
     preferred_element_type: DTypeLike | None,
+    options: OptionsLike,
     descales: Mapping[str, ArrayLike | None],
     name: str,
     **geometry: Any,
@@ -270,6 +279,7 @@ def _cudnn(
         groups,
         dtypes=Dtypes(dtype, dtype, dtype)._replace(**{result: computed}),
         precision=resolve_precision(caller, precision),
+        options=_options.resolve(caller, options),
         **_cudnn_arguments.parse_geometry(caller, num_spatial, sums=sums, **geometry),
     )
     if "y" in shapes:

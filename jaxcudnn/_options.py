@@ -114,6 +114,9 @@ class Options:
         return dict(self.algorithm).get(op, "measure")
 
 
+OptionsLike = Options | Mapping[str, Any] | None
+"""What functions take: options; a mapping of those that differ from the ones in force; nothing."""
+
 _scoped = jax.make_user_context(default_value=None)
 
 
@@ -146,29 +149,26 @@ def options(**changes: Any) -> Iterator[Options]:
         ...     chosen.deterministic
         True
     """
-    with _scoped(changed(current(), changes, "options")):
+    with _scoped(changed(current(), changes, "jaxcudnn.options")):
         yield current()
 
 
-@contextmanager
-def scope(caller: object, given: Options | Mapping[str, Any] | None) -> Iterator[None]:
-    """Put the `options` argument of one call in force.
+def resolve(caller: object, given: OptionsLike) -> Options:
+    """Read the `options` argument of a call: those that it says, over those in force.
 
     Raises:
         TypeError: if it is neither None, nor `Options`, nor a mapping of some of its attributes.
     """
     if given is None:
-        yield
-        return
+        return current()
+    if isinstance(given, Options):
+        return given
     if isinstance(given, Mapping):
-        given = changed(current(), given, caller)
-    elif not isinstance(given, Options):
-        raise TypeError(
-            f"{caller}: options must be jaxcudnn.Options or a dict of some of its attributes, got "
-            f"{given!r}; write options={{'algorithm': 'heuristic'}}"
-        )
-    with _scoped(given):
-        yield
+        return changed(current(), given, caller)
+    raise TypeError(
+        f"{caller}: options must be jaxcudnn.Options or a dict of some of its attributes, got "
+        f"{given!r}; write options={{'algorithm': 'heuristic'}}"
+    )
 
 
 def changed(old: Options, changes: Mapping[str, Any], caller: object) -> Options:
@@ -180,7 +180,6 @@ def changed(old: Options, changes: Mapping[str, Any], caller: object) -> Options
     names = [each.name for each in fields(Options)]
     for name in changes:
         if name not in names:
-            caller = "jaxcudnn.options" if caller == "options" else caller
             raise TypeError(
                 f"{caller}: options must be among {', '.join(names)}, got {name!r}; see "
                 f"jaxcudnn.Options"

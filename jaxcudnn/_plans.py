@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import jax
@@ -50,7 +50,7 @@ def workspace(attributes: Attributes, device: int) -> int | None:
         return None
     except extension.ExhaustedError as error:
         warnings.warn(
-            f"jaxcudnn: {error}. XLA computes it instead; a larger workspace_limit lets cuDNN do so",
+            f"jaxcudnn: {error}. XLA computes it instead, unless workspace_limit is raised",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -126,7 +126,7 @@ def forget() -> None:
     _recall.cache_clear()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _recall(key: str, device: int) -> None:
     """Tell the extension what the store knows, which it is asked once a process."""
     extension = _load.native()

@@ -43,7 +43,7 @@ taps, and none multiplies by a zero that dilation put there.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,7 @@ from jax import lax
 from . import _numbers, _primitives
 from ._axes import fold, unfold
 from ._dtypes import Dtypes, PrecisionPair
+from ._options import Options, current
 from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent, replaced
 
 LARGE_WINDOW = 32 * 32
@@ -79,6 +80,7 @@ class Call:
     precision: PrecisionPair
     flip: bool = False
     """Whether rhs is reversed before it slides."""
+    options: Options = field(default_factory=current)
 
     @property
     def out_shape(self) -> Shape:
@@ -201,6 +203,7 @@ class _Reading:
             groups=self.call.groups,
             dtypes=Dtypes(**dtypes),
             precision=self.call.precision,
+            options=self.call.options,
             **geometry,
         )
 

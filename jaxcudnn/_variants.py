@@ -9,6 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from . import _calls
 from ._arguments import Caller
+from ._options import OptionsLike
 from ._spec import Layout
 from ._transposed_padding import parse_transposed_padding
 
@@ -37,6 +38,8 @@ def conv(
     padding: str,
     precision: lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
+    *,
+    options: OptionsLike = None,
 ) -> jax.Array:
     """Convolve `lhs` with `rhs`, channels first: `jax.lax.conv`, computed by cuDNN on CUDA devices.
 
@@ -47,6 +50,7 @@ def conv(
         padding: 'VALID', 'SAME' or 'SAME_LOWER', or pairs, as in `conv_general_dilated`.
         precision: as in `conv_general_dilated`.
         preferred_element_type: as in `conv_general_dilated`.
+        options: as in `conv_general_dilated`.
 
     Returns:
         An array of shape (N, K, *out), with out as in `conv_general_dilated`.
@@ -70,6 +74,7 @@ def conv(
         padding,
         precision=precision,
         preferred_element_type=preferred_element_type,
+        options=options,
     )
 
 
@@ -82,6 +87,8 @@ def conv_with_general_padding(
     rhs_dilation: Sequence[int] | None,
     precision: lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
+    *,
+    options: OptionsLike = None,
 ) -> jax.Array:
     """Convolve `lhs` with `rhs`, channels first and dilated: `jax.lax.conv_with_general_padding`.
 
@@ -95,6 +102,7 @@ def conv_with_general_padding(
         rhs_dilation: the distance between the filter's taps, likewise.
         precision: as in `conv_general_dilated`.
         preferred_element_type: as in `conv_general_dilated`.
+        options: as in `conv_general_dilated`.
 
     Returns:
         An array of shape (N, K, *out), with out as in `conv_general_dilated`.
@@ -120,6 +128,7 @@ def conv_with_general_padding(
         rhs_dilation,
         precision=precision,
         preferred_element_type=preferred_element_type,
+        options=options,
     )
 
 
@@ -134,6 +143,8 @@ def conv_transpose(
     precision: lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
     use_consistent_padding: bool = False,
+    *,
+    options: OptionsLike = None,
 ) -> jax.Array:
     """Convolve `lhs`, spread out by `strides`, with `rhs`: `jax.lax.conv_transpose`.
 
@@ -162,6 +173,7 @@ def conv_transpose(
         use_consistent_padding: read pairs, too, as the padding of the convolution whose gradient
             this is, as PyTorch does: (a, b) is then (e - 1 - a, e - 1 - b), where e is how many
             positions the window spans.
+        options: as in `conv_general_dilated`.
 
     Returns:
         An array of shape (N, K, *out), in the order that `dimension_numbers` gives, with
@@ -180,7 +192,12 @@ def conv_transpose(
     """
     caller = _TRANSPOSE
     operands = _calls.read_operands(
-        caller, lhs, rhs, dimension_numbers, preferred_element_type=preferred_element_type
+        caller,
+        lhs,
+        rhs,
+        dimension_numbers,
+        preferred_element_type=preferred_element_type,
+        options=options,
     )
     if dimension_numbers is None:
         operands = operands._replace(layout=_channels_last(operands.num_spatial))

@@ -2,7 +2,6 @@
 """What JAX's lowering makes of the primitives for each platform, before XLA sees it."""
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import jax

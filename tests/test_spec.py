@@ -151,6 +151,8 @@ def test_signature_is_that_of_lax():
     ours, theirs = map(
         inspect.signature, (jaxcudnn.conv_general_dilated, jax.lax.conv_general_dilated)
     )
-    assert [(p.name, p.default, p.kind) for p in ours.parameters.values()] == [
+    *parameters, options = ours.parameters.values()
+    assert [(p.name, p.default, p.kind) for p in parameters] == [
         (p.name, p.default, p.kind) for p in theirs.parameters.values()
     ]
+    assert (options.name, options.default, options.kind) == ("options", None, options.KEYWORD_ONLY)

@@ -45,9 +45,11 @@ def names(found: Sequence[JaxprEqn]) -> list[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_signature_is_that_of_lax(name: str):
     ours, theirs = (inspect.signature(getattr(module, name)) for module in (jaxcudnn, lax))
-    assert [(p.name, p.default, p.kind) for p in ours.parameters.values()] == [
+    *parameters, options = ours.parameters.values()
+    assert [(p.name, p.default, p.kind) for p in parameters] == [
         (p.name, p.default, p.kind) for p in theirs.parameters.values()
     ]
+    assert (options.name, options.default, options.kind) == ("options", None, options.KEYWORD_ONLY)
 
 
 @pytest.mark.parametrize(
