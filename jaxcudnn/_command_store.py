@@ -69,7 +69,7 @@ def _info(info: store.Info) -> list[str]:
 
 def _table(choices: list[store.Choice]) -> list[str]:
     heads = ("gpu", "cudnn", "us", "workspace", "tried", "ms spent", "plan", "key")
-    rows = [heads]
+    rows: list[tuple[str, ...]] = [heads]
     for c in choices:
         numbers = f"{c.microseconds:.2f}", str(c.workspace), str(c.tried), f"{c.milliseconds:.1f}"
         rows.append((c.gpu, c.cudnn, *numbers, c.plan, c.key))

@@ -6,7 +6,7 @@ that JAX takes of it later have them too.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -80,13 +80,13 @@ class Options:
         ValueError: for an unknown algorithm, a limit below 1, or a name that is not an engine's.
     """
 
-    algorithm: str | tuple[tuple[str, str], ...] = "measure"
+    algorithm: str | Mapping[str, str] | tuple[tuple[str, str], ...] = "measure"
     workspace_limit: int = 1 << 30
     deterministic: bool = False
     allow_tf32: bool = True
     allow_reduced_precision_reduction: bool = False
     allow_runtime_compilation: bool = True
-    exclude_engines: tuple[str, ...] = ()
+    exclude_engines: Collection[str] = ()
     tuning_budget: TuningBudget = field(default_factory=TuningBudget)
     verify: bool = True
 
@@ -227,8 +227,8 @@ def _read(name: str, text: str) -> Any:
         if name == "workspace_limit":
             return int(text)
         if name == "algorithm":
-            if "=" not in text:
-                return text
+            if text.split("=")[0].strip() not in OPERATIONS:
+                return text  # a plan's name may have equals signs, too
             return dict(part.strip().split("=", 1) for part in text.split(","))
         return _FLAGS[text.lower()]
     except (KeyError, TypeError, ValueError) as error:

@@ -24,6 +24,10 @@ CHOSEN_PLATFORMS = os.environ.get("JAX_PLATFORMS", "")
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Tests that end a process, or need a fresh one, share the GPU's memory with this process.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# What a test computes is the same whatever a store holds, and it takes cuDNN's first plan unless it
+# asks for another: measuring tens of thousands of drawn convolutions would take an hour.
+os.environ["JAXCUDNN_STORE"] = "off"
+os.environ.setdefault("JAXCUDNN_ALGORITHM", "heuristic")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -127,11 +127,7 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
 }
-FUNCTIONS = {
-    name: function
-    for name, function in vars(jaxcudnn).items()
-    if name.startswith("conv")
-}
+FUNCTIONS = {name: function for name, function in vars(jaxcudnn).items() if name.startswith("conv")}
 PARAMETERS = [
     (name, parameter)
     for name, function in FUNCTIONS.items()

@@ -52,6 +52,19 @@ def operands(case: Case, computed: str):
     return (shaped(case.shape(role), "float32") for role in OPERANDS[computed])
 
 
+OPTIONS = {
+    "algorithm": "heuristic",  # as conftest.py has it
+    "deterministic": False,
+    "allow_reduced_precision_reduction": False,
+    "allow_runtime_compilation": True,
+    "exclude_engines": "",
+    "verify": True,
+    "tuning_candidates": 64,
+    "tuning_candidate_us": 5_000,
+    "tuning_us": 150_000,
+}
+
+
 class TestAttributes:
     def test_two_dimensions(self):
         assert attributes(lambda x, w: conv(x, w, (2, 1), rhs_dilation=(1, 2)), X, W) == {
@@ -67,16 +80,58 @@ class TestAttributes:
             "dtype": "bfloat16",
             "allow_tf32": True,
             "workspace_limit": _lowering.WORKSPACE_BUDGET,
-            "algorithm": "measure",
-            "deterministic": False,
-            "allow_reduced_precision_reduction": False,
-            "allow_runtime_compilation": True,
-            "exclude_engines": "",
-            "verify": True,
-            "tuning_candidates": 64,
-            "tuning_candidate_us": 5_000,
-            "tuning_us": 150_000,
+            **OPTIONS,
         }
+
+    def test_options(self):
+        budget = jaxcudnn.TuningBudget(12, 0.25, 20)
+        with jaxcudnn.options(
+            algorithm={"dgrad": "eng5_k2=1", "fprop": "exhaustive"},
+            workspace_limit=1 << 16,
+            deterministic=True,
+            allow_reduced_precision_reduction=True,
+            allow_runtime_compilation=False,
+            exclude_engines=("eng57", "eng5"),
+            verify=False,
+            tuning_budget=budget,
+        ):
+            found = attributes(conv, X, W)
+        assert {name: found[name] for name in ("workspace_limit", *OPTIONS)} == {
+            "workspace_limit": 1 << 16,
+            "algorithm": "exhaustive",
+            "deterministic": True,
+            "allow_reduced_precision_reduction": True,
+            "allow_runtime_compilation": False,
+            "exclude_engines": "eng5,eng57",
+            "verify": False,
+            "tuning_candidates": 12,
+            "tuning_candidate_us": 250,
+            "tuning_us": 20_000,
+        }
+
+    def test_options_of_a_call_hold_for_its_gradients(self):
+        def loss(x, w):
+            y = jaxcudnn.conv_general_dilated(
+                x, w, (1, 1), "SAME", dimension_numbers=NHWC, options={"exclude_engines": ("eng8",)}
+            )
+            return y.astype("float32").sum()
+
+        lines = calls(jax.grad(loss, (0, 1)), X, W)
+        assert len(lines) == 2
+        assert {parse_attributes(line)["exclude_engines"] for line in lines} == {"eng8"}
+
+    def test_tf32_may_be_forbidden(self):
+        x, w = shaped(X.shape, "float32"), shaped(W.shape, "float32")
+        assert attributes(conv, x, w)["allow_tf32"]
+        with jaxcudnn.options(allow_tf32=False):
+            assert not attributes(conv, x, w)["allow_tf32"]
+        with jaxcudnn.options(allow_tf32=True):
+            strict = attributes(lambda x, w: conv(x, w, precision="highest"), x, w)
+        assert not strict["allow_tf32"]
+
+    def test_flags_of_xla_ask_for_determinism(self, monkeypatch):
+        monkeypatch.setattr(_lowering, "xla_is_deterministic", lambda: True)
+        assert attributes(conv, X, W)["deterministic"]
 
     def test_one_dimension_gets_another_before_it(self):
         f = lambda x, w: conv(x, w, (2,), [(3, 1)], NWC, rhs_dilation=(2,))  # noqa: E731
@@ -245,7 +300,7 @@ class TestOnAMachineWithAGpu:
         ((wanted, device),) = asked
         assert device == 3
         assert wanted == parse_attributes(line)
-        assert wanted["workspace_limit"] == jaxcudnn.Options().workspace_limit
+        assert wanted["workspace_limit"] == jaxcudnn.Options().workspace_limit == 1 << 30
 
     @pytest.mark.parametrize("computed", OPERANDS)
     def test_lax_where_cudnn_has_no_plan(self, computed):
