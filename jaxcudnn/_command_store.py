@@ -63,13 +63,13 @@ def _info(info: store.Info) -> list[str]:
         f"file: {info.path}",
         f"choices: {info.entries:,} of at most {info.max_entries:,}",
         f"size: {info.bytes:,} bytes",
-        *(f"corrupt, renamed: {aside}" for aside in info.set_aside),
+        *(f"set aside, corrupt: {aside}" for aside in info.set_aside),
     ]
 
 
 def _table(choices: list[store.Choice]) -> list[str]:
     heads = ("gpu", "cudnn", "us", "workspace", "tried", "ms spent", "plan", "key")
-    rows = [heads]
+    rows: list[tuple[str, ...]] = [heads]
     for c in choices:
         numbers = f"{c.microseconds:.2f}", str(c.workspace), str(c.tried), f"{c.milliseconds:.1f}"
         rows.append((c.gpu, c.cudnn, *numbers, c.plan, c.key))

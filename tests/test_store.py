@@ -10,13 +10,14 @@ import sqlite3
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import platformdirs
 import pytest
 
-from jaxcudnn import _command_store, _store_file, store
+from jaxcudnn import _command_store, _store_file, _store_schema, store
 from tuned import CUDNN, GPU, get, key, tuned
 
 DAY = 24 * 60 * 60
@@ -76,6 +77,24 @@ def test_reading_makes_no_file(path):
     assert store.entries() == [] and store.clear() == 0
     assert store.info() == store.Info(path, 0, store.MAX_ENTRIES, 0, ())
     assert not path.parent.exists()
+
+
+def test_another_process_makes_it_while_this_one_looks(path, monkeypatch):
+    connect = _store_file._connect
+
+    def make(said: str) -> None:
+        if "user_version" in said:
+            with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as other:
+                _store_schema.prepare(other)
+
+    def traced(path):
+        connection = connect(path)
+        connection.set_trace_callback(make)
+        return connection
+
+    monkeypatch.setattr(_store_file, "_connect", traced)
+    store.put([tuned(1)])
+    assert get(1) == tuned(1)
 
 
 def test_file_that_was_deleted_is_begun_anew(path):
@@ -256,6 +275,9 @@ def test_reading_within_a_day_writes_nothing(path, clock):
     assert path.read_bytes() == before[0]  # it is written when something else is
     store.put([tuned(2)])
     assert used(path) == {1: 1_000_001 + DAY, 2: 1_000_001 + DAY}
+    before = path.stat().st_mtime_ns
+    _store_file.at(path).record_uses()
+    assert path.stat().st_mtime_ns == before
 
 
 def test_use_in_the_future_was_a_wrong_clock(path, clock):
@@ -460,7 +482,7 @@ def test_command(path, tmp_path, capsys):
     assert said("clear") == ["2 choices forgotten"]
     assert said("import", file) == [f"2 choices of {file} were new, or faster"]
     Path(f"{path}.corrupt-1").touch()
-    assert said()[-1] == f"corrupt, renamed: {path}.corrupt-1"
+    assert said()[-1] == f"set aside, corrupt: {path}.corrupt-1"
 
 
 def test_command_where_the_store_is_off(monkeypatch, capsys):
