@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -102,10 +102,8 @@ class File:
     def record_uses(self) -> None:
         """Record what `note_use` has noted, if that is possible."""
         if self._uses and self.writable:
-            try:
+            with suppress(OSError):  # they only decide what goes first
                 self.write(lambda _: None, None, create=False)
-            except OSError:
-                self.writable = False  # they only decide what goes first
 
     def warn(self, kind: str, message: str) -> None:
         """Warn, once for each kind."""
@@ -156,23 +154,17 @@ class File:
         """Give the connection to the file that is at the path now, or None if there is none."""
         if str(self.path).startswith("~"):
             raise OSError("there is no home directory")
-        try:
-            status = os.stat(self.path)
-        except FileNotFoundError:
-            self.close()
+        found = _identity(self.path)
+        if self._connection is not None and found == self._identity:
+            return self._connection
+        self.close()
+        if found is None:
             if not create:
                 return None
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        else:
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError("it is not a regular file")
-            if (status.st_dev, status.st_ino) == self._identity and self._connection is not None:
-                return self._connection
-            self.close()
         self._connection = _connect(self.path)
         _store_schema.prepare(self._connection)
-        status = os.stat(self.path)
-        self._identity = status.st_dev, status.st_ino
+        self._identity = _identity(self.path)
         return self._connection
 
     def _set_aside_if_corrupt(self, error: sqlite3.Error) -> None:
@@ -273,6 +265,21 @@ def _lock_out_others(file: BinaryIO) -> None:
                     f"other processes have kept it locked for {BUSY_SECONDS} s"
                 ) from error
         time.sleep(0.005)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Give the device and the number of a file, which a new one of the same name has not, or None.
+
+    Raises:
+        OSError: it is something else than a file; opening it may take forever.
+    """
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("it is not a regular file")
+    return status.st_dev, status.st_ino
 
 
 def _is_moved(error: sqlite3.Error) -> bool:
