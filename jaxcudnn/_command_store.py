@@ -63,7 +63,7 @@ def _info(info: store.Info) -> list[str]:
         f"file: {info.path}",
         f"choices: {info.entries:,} of at most {info.max_entries:,}",
         f"size: {info.bytes:,} bytes",
-        *(f"corrupt, renamed: {aside}" for aside in info.set_aside),
+        *(f"set aside, corrupt: {aside}" for aside in info.set_aside),
     ]
 
 

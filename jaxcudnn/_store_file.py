@@ -12,20 +12,23 @@ import atexit
 import ctypes
 import fcntl
 import os
+import shutil
 import sqlite3
 import stat
 import threading
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from . import _store_schema
 
 BUSY_SECONDS = 10.0
 """How long to wait for other processes, each of which writes for milliseconds."""
+
+_LOCK_BYTES = (512, 1 << 30)  # how many and where: https://sqlite.org/fileformat2.html, section 1.4
 
 _MOST_ASIDE = 9
 """How many corrupt files are kept; a disk that goes bad is not to be filled with them."""
@@ -99,10 +102,8 @@ class File:
     def record_uses(self) -> None:
         """Record what `note_use` has noted, if that is possible."""
         if self._uses and self.writable:
-            try:
+            with suppress(OSError):  # they only decide what goes first
                 self.write(lambda _: None, None, create=False)
-            except OSError:
-                self.writable = False  # they only decide what goes first
 
     def warn(self, kind: str, message: str) -> None:
         """Warn, once for each kind."""
@@ -153,44 +154,44 @@ class File:
         """Give the connection to the file that is at the path now, or None if there is none."""
         if str(self.path).startswith("~"):
             raise OSError("there is no home directory")
-        try:
-            status = os.stat(self.path)
-        except FileNotFoundError:
-            self.close()
+        found = _identity(self.path)
+        if self._connection is not None and found == self._identity:
+            return self._connection
+        self.close()
+        if found is None:
             if not create:
                 return None
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        else:
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError("it is not a regular file")
-            if (status.st_dev, status.st_ino) == self._identity and self._connection is not None:
-                return self._connection
-            self.close()
         self._connection = _connect(self.path)
         _store_schema.prepare(self._connection)
-        status = os.stat(self.path)
-        self._identity = status.st_dev, status.st_ino
+        self._identity = _identity(self.path)
         return self._connection
 
     def _set_aside_if_corrupt(self, error: sqlite3.Error) -> None:
-        """Rename a corrupt file. Another process may have done so, and have begun a good one."""
+        """Copy a corrupt file and empty it, unless another process has done so.
+
+        It is not renamed: a process that has the old file open takes the journal of one that
+        writes to a new file by the same name for its own.
+        """
         try:
-            # A lock of its own: SQLite's are on the file that is renamed.
-            with open(f"{self.path}.lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not self.path.exists():
-                    return
-                with closing(_connect(self.path)) as connection:
+            # Nothing else may open and close the file until the end, since that gives up the lock.
+            with open(self.path, "r+b") as file:
+                _lock_out_others(file)
+                with closing(_connect(self.path, "nolock=1")) as connection:
                     if _store_schema.is_sound(connection):
                         return
                     aside = _free(self.path)
-                    self.path.rename(aside)
+                    with open(aside, "wb") as copy:
+                        shutil.copyfileobj(file, copy)
+                    file.truncate(0)
+        except FileNotFoundError:
+            return
         except OSError as second:
-            raise OSError(f"it is corrupt ({error}), and was not renamed: {second}") from error
+            raise OSError(f"it is corrupt ({error}), and was not set aside: {second}") from error
         self.warn(
             "corrupt",
-            f"the store of tuned choices at {self.path} was corrupt ({error}); it was renamed to "
-            f"{aside}, a new one is begun, and convolutions are measured again. Delete {aside}, or "
+            f"the store of tuned choices at {self.path} was corrupt ({error}); what it held is in "
+            f"{aside}, it is begun anew, and convolutions are measured again. Delete {aside}, or "
             f"restore {self.path} from a copy",
         )
 
@@ -237,11 +238,48 @@ def _finish() -> None:
         _file.close()
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    # Transactions are begun by name, and the lock takes the place of a check for threads.
+def _connect(path: Path, options: str = "") -> sqlite3.Connection:
+    # Transactions are begun by name, and this module's lock takes the place of a check for threads.
     return sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        f"{path.as_uri()}?{options}",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
     )
+
+
+def _lock_out_others(file: BinaryIO) -> None:
+    """Take all of SQLite's locks, which it can take itself on a file only that it can read.
+
+    Raises:
+        OSError: others hold one for too long.
+    """
+    end = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, *_LOCK_BYTES)
+        except BlockingIOError as error:
+            if time.monotonic() > end:
+                raise OSError(
+                    f"other processes have kept it locked for {BUSY_SECONDS} s"
+                ) from error
+        time.sleep(0.005)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Give the device and the number of a file, which a new one of the same name has not, or None.
+
+    Raises:
+        OSError: it is something else than a file; opening it may take forever.
+    """
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("it is not a regular file")
+    return status.st_dev, status.st_ino
 
 
 def _is_moved(error: sqlite3.Error) -> bool:

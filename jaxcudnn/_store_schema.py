@@ -57,7 +57,10 @@ def prepare(connection: sqlite3.Connection) -> None:
         OSError: it is a sound file of another version's or another program's.
         Malformed: it is a store's, but does not hold what a store's does.
     """
-    if _is_stores(connection):
+    connection.execute("BEGIN")  # what is read before another process makes them, or all after it
+    is_made = _is_stores(connection)
+    connection.execute("COMMIT")
+    if is_made:
         return
     connection.execute("BEGIN IMMEDIATE")
     if not _is_stores(connection):
@@ -69,14 +72,13 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 
 def is_sound(connection: sqlite3.Connection) -> bool:
-    """Say whether everything in the file is as it should be, and keep others from writing to it.
+    """Say whether everything in the file is as it should be.
 
     Raises:
         OSError: as `prepare`.
         sqlite3.Error: it cannot be read, for a reason that is not in what it holds.
     """
     try:
-        connection.execute("BEGIN IMMEDIATE")
         if _is_stores(connection):
             for row in connection.execute(f"SELECT {COLUMNS} FROM choices"):
                 choice(row)

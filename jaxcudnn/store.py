@@ -66,7 +66,7 @@ class Info:
         entries: how many choices it holds.
         max_entries: how many it may hold.
         bytes: the file's size.
-        set_aside: corrupt files that it took the place of; nothing reads them.
+        set_aside: copies of what it held when it was corrupt; nothing reads them.
     """
 
     path: Path | None
@@ -165,7 +165,7 @@ def entries() -> list[Choice]:
 
 
 def clear() -> int:
-    """Forget all choices, and give their number. Files that were set aside stay.
+    """Forget all choices, and give their number. What was set aside stays.
 
     Raises:
         OSError: the store cannot be written.

@@ -5,6 +5,9 @@ import os
 import random
 import re
 import sqlite3
+import subprocess
+import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -85,7 +88,7 @@ CORRUPTIONS = {
     "a number that is absent": altered("UPDATE choices SET tried = NULL"),
     "text that is absent": altered("UPDATE choices SET plan = NULL"),
     "a table that is absent": altered("DROP TABLE choices"),
-    "a column that is absent": altered("ALTER TABLE choices DROP COLUMN tried"),
+    "a column that is absent": altered("DROP TABLE choices", "CREATE TABLE choices (key, used)"),
     "a column too many": altered("ALTER TABLE choices ADD COLUMN more TEXT"),
     "an index that is absent": altered("DROP INDEX choices_used"),
 }
@@ -105,7 +108,7 @@ UNNOTICED = {
     [(name, False) for name in CORRUPTIONS]
     + [(name, True) for name in CORRUPTIONS if name not in UNNOTICED],
 )
-def test_corrupt_store_is_renamed_and_begun_anew(path, name, opened):
+def test_corrupt_store_is_set_aside_and_begun_anew(path, name, opened):
     store.put(tuned(number) for number in range(100))
     if not opened:
         _store_file.at(path).close()
@@ -114,8 +117,8 @@ def test_corrupt_store_is_renamed_and_begun_anew(path, name, opened):
     (said,) = warned(lambda: [get(number) for number in range(100)])
     aside = Path(f"{path}.corrupt-1")
     assert re.fullmatch(
-        rf"jaxcudnn: the store of tuned choices at {path} was corrupt \(.+\); it was renamed to "
-        rf"{aside}, a new one is begun, and convolutions are measured again. Delete {aside}, or "
+        rf"jaxcudnn: the store of tuned choices at {path} was corrupt \(.+\); what it held is in "
+        rf"{aside}, it is begun anew, and convolutions are measured again. Delete {aside}, or "
         rf"restore {path} from a copy",
         said,
     )
@@ -129,7 +132,7 @@ FUNCTIONS = [lambda: store.put([tuned(1)]), store.entries, store.info]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=["put", "entries", "info"])
-def test_every_function_renames_it(path, function):
+def test_every_function_sets_it_aside(path, function):
     path.write_text("not a database\n" * 1000)
     (said,) = warned(function)
     assert "was corrupt (file is not a database)" in said
@@ -155,7 +158,7 @@ def test_corrupt_again_is_said_once_and_only_so_many_are_kept(path):
     assert [file.read_text().split()[3] for file in kept] == [*"01234567", "11"]
 
 
-def test_sound_store_is_not_renamed(path):
+def test_sound_store_is_not_set_aside(path):
     """As when another process has begun a new one since this one read the corrupt."""
     store.put([tuned(1)])
     errors = [sqlite3.DatabaseError("as if it were corrupt")]
@@ -169,35 +172,55 @@ def test_sound_store_is_not_renamed(path):
     assert get(1) == tuned(1) and store.info().set_aside == ()
 
 
-def test_renaming_waits_for_who_is_writing(path, monkeypatch):
-    monkeypatch.setattr(_store_file, "BUSY_SECONDS", 0.1)
+def test_setting_aside_waits_for_who_is_writing(path, monkeypatch):
     store.put([tuned(1)])
     altered("UPDATE choices SET tried = NULL")(path)
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        (said,) = warned(lambda: get(1))
-    assert "cannot be read (database is locked (SQLITE_BUSY))" in said
-    assert store.info().set_aside == ()
+    script = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("begun", flush=True)
+sys.stdin.read(1)
+connection.execute("UPDATE choices SET plan = 'written'")
+connection.execute("COMMIT")
+"""
+    command = [sys.executable, "-c", script, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin and other.stdout and other.stdout.readline() == b"begun\n"
+        with monkeypatch.context() as patched:
+            patched.setattr(_store_file, "BUSY_SECONDS", 0.1)
+            (said,) = warned(lambda: get(1))
+        assert re.search(
+            r"cannot be read \(it is corrupt \(.*\), and was not set aside: other processes have "
+            r"kept it locked for 0\.1 s\), so",
+            said,
+        )
+        threading.Timer(0.2, other.stdin.write, [b"x"]).start()
+        threading.Timer(0.2, other.stdin.flush).start()
+        (said,) = warned(store.entries)
+        (aside,) = store.info().set_aside
+        assert b"written" in aside.read_bytes()
 
 
-def test_renaming_that_fails_is_said(path, monkeypatch):
+def test_setting_aside_that_fails_is_said(path):
     path.write_text("not a database\n" * 1000)
-    Path(f"{path}.lock").mkdir()
+    Path(f"{path}.corrupt-9").mkdir()
+    for number in range(1, 9):
+        Path(f"{path}.corrupt-{number}").touch()
     (said,) = warned(lambda: get(1))
-    assert "cannot be read (it is corrupt (file is not a database), and was not renamed: " in said
-    assert f"Is a directory: '{path}.lock'" in said
+    assert "cannot be read (it is corrupt (file is not a database), and was not set aside: " in said
+    assert f"Is a directory: '{path}.corrupt-9'" in said
+    assert path.read_text().startswith("not a database")
 
 
-def test_corrupt_store_that_vanishes_is_no_fault(path, monkeypatch):
-    path.write_text("not a database\n" * 1000)
-    rename = _store_file.fcntl.flock
+def test_corrupt_store_that_vanishes_is_no_fault(path):
+    store.put([tuned(1)])
 
-    def flock(*arguments):
-        path.unlink()  # as another process may while this one waits
-        rename(*arguments)
+    def work(connection):
+        path.unlink()  # as another process may
+        raise sqlite3.DatabaseError("as if it were corrupt")
 
-    monkeypatch.setattr(_store_file.fcntl, "flock", flock)
-    assert get(1) is None
+    assert _store_file.at(path).read(work, "absent") == "absent"
     assert not path.exists()
 
 
@@ -324,14 +347,17 @@ def test_what_cannot_be_read_is_not_written(path, monkeypatch):
 
 
 def test_store_that_stays_locked_is_waited_for_once(path, monkeypatch):
-    monkeypatch.setattr(_store_file, "BUSY_SECONDS", 0.3)
+    monkeypatch.setattr(_store_file, "BUSY_SECONDS", 0.1)
     store.put([tuned(1)])
     _store_file.at(path).close()
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         start = time.perf_counter()
-        (said,) = warned(lambda: [get(1), store.put([tuned(1)]), get(1), store.put([tuned(1)])])
-        assert 0.25 < time.perf_counter() - start < 0.6
+        (said,) = warned(lambda: get(1))
+        assert time.perf_counter() - start > 0.08
+        monkeypatch.setattr(_store_file, "_connect", lambda _: pytest.fail("it is tried again"))
+        assert get(1) is None
+        store.put([tuned(1)])
     assert "cannot be read (database is locked (SQLITE_BUSY))" in said
 
 

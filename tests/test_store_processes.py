@@ -5,6 +5,7 @@ The processes are forks of a small one, since pytest's own has threads.
 """
 
 import os
+import re
 import signal
 import sqlite3
 import sys
@@ -22,7 +23,7 @@ from jaxcudnn import _store_file, store
 from processes import run_python
 from tuned import CUDNN, GPU, get, tuned
 
-WORKERS, ROUNDS = 8, 25
+WORKERS, ROUNDS = 8, 15
 
 
 def in_new_process(path: Path, function: Callable[[Path], object]) -> list[str]:
@@ -101,7 +102,7 @@ def many_find_it_corrupt(path: Path) -> None:
     print(fork([lambda worker=worker: work(worker) for worker in range(WORKERS)]))
 
 
-def test_corrupt_store_is_renamed_by_one_of_many(path, monkeypatch):
+def test_corrupt_store_is_set_aside_by_one_of_many(path, monkeypatch):
     lines = in_new_process(path, many_find_it_corrupt)
     (said,) = [line for line in lines if line.startswith("warned: ")]
     assert "was corrupt" in said
@@ -152,8 +153,12 @@ def forked(path: Path) -> None:
         writing.set()
         time.sleep(0.2)
 
+    connection = _store_file.at(path)._connection
+    references = sys.getrefcount(connection)
+
     def child() -> None:
         assert _store_file.at(path)._connection is None
+        assert sys.getrefcount(connection) == references  # it is never closed
         assert get(1) == tuned(1, plan="slowly")
         store.put([tuned(2)])
 
@@ -227,10 +232,9 @@ def test_users_without_rights_read_what_they_may():
     with tempfile.TemporaryDirectory() as name:  # pytest's own are closed to other users
         folder = Path(name)
         readable, closed_file, closed_folder, no_file = in_new_process(folder, without_rights)
-    assert readable == (
-        "[True, True] written (attempt to write a readonly database (SQLITE_READONLY))"
-    )
-    unable = "unable to open database file (SQLITE_CANTOPEN)"
-    assert closed_file == f"[False, False] read ({unable})"
+    unable = r"\(unable to open database file \(SQLITE_CANTOPEN\w*\)\)"
+    readonly = r"\(attempt to write a readonly database \(SQLITE_READONLY\w*\)\)"
+    assert re.fullmatch(rf"\[True, True\] written {readonly}", readable)
+    assert re.fullmatch(rf"\[False, False\] read {unable}", closed_file)
     assert closed_folder.startswith("[False, False] read ([Errno 13] Permission denied: ")
-    assert no_file == f"[False, False] written ({unable})"
+    assert re.fullmatch(rf"\[False, False\] written {unable}", no_file)
