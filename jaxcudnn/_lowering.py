@@ -4,7 +4,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,16 @@ MOST_SPATIAL = 3
 _ALIGNMENT = 256  # of every part of the workspace, as XLA aligns its own buffers
 
 
+class Step(NamedTuple):
+    """One convolution of those that a primitive is lowered to."""
+
+    spec: ConvSpec
+    attributes: dict[str, Any] | None
+    """Of the custom call; None if it is left to `lax`."""
+    reason: str
+    """Why it is left to `lax`, as the end of a sentence; empty if it is not."""
+
+
 def lower_cuda(op: str, reference: Callable[..., jax.Array]) -> Callable[..., Any]:
     """Give the lowering rule for CUDA of one primitive.
 
@@ -44,6 +54,27 @@ def lower_cuda(op: str, reference: Callable[..., jax.Array]) -> Callable[..., An
     return mlir.lower_fun(partial(_lower, op=op, reference=reference), multiple_results=False)
 
 
+def steps(
+    op: str, reference: Callable[..., jax.Array], *, spec: ConvSpec, layout: Layout
+) -> list[Step]:
+    """Say what one primitive is lowered to, by doing so.
+
+    Args:
+      op: as in `lower_cuda`.
+      reference: as in `lower_cuda`.
+      spec: that of the primitive.
+      layout: that of the primitive.
+    """
+    found: list[Step] = []
+    lower = partial(
+        _lower, op=op, reference=reference, spec=spec, layout=layout, report=found.append
+    )
+    shapes = (layout.to_array(role, spec.shape(role)) for role in ROLES[op][:2])
+    dtypes = (spec.dtype(role) for role in ROLES[op][:2])
+    jax.eval_shape(lower, *map(jax.ShapeDtypeStruct, shapes, map(jnp.dtype, dtypes)))
+    return found
+
+
 def _lower(
     a: jax.Array,
     b: jax.Array,
@@ -52,11 +83,12 @@ def _lower(
     reference: Callable[..., jax.Array],
     spec: ConvSpec,
     layout: Layout,
+    report: Callable[[Step], None] = lambda step: None,
 ) -> jax.Array:
     """Compute by cuDNN, whole or in pieces, or else by whatever XLA has."""
     *operands, result = ROLES[op]
-    computed = None
-    if _suits_cudnn(spec):
+    reason = _unsuitable(spec)
+    if not reason:
         computed = compute_in_pieces(
             dict(zip(operands, (a, b), strict=True)),
             spec=spec,
@@ -64,45 +96,71 @@ def _lower(
             limit=MOST_ELEMENTS,
             compute=lambda arrays, piece: _lower(
                 *(arrays[role] for role in operands),
-                op=op, reference=reference, spec=piece, layout=layout,
+                op=op, reference=reference, spec=piece, layout=layout, report=report,
             ),
         )  # fmt: skip
-        if computed is None:
-            computed = _call(a, b, op=op, spec=spec, layout=layout)
-    if computed is None:
-        has_kernel = 1 <= spec.num_spatial <= MOST_SPATIAL and not is_integer(spec.dtype(result))
-        convolve = lax.conv_general_dilated if has_kernel else _taps.convolve
-        computed = reference(a, b, spec=spec, layout=layout, convolve=convolve)
-    return computed
+        if computed is not None:
+            return computed
+    reason = reason or _without_dtype(op, spec)
+    if not reason:
+        attributes = _attributes(op, spec)
+        workspace = _workspace(attributes)
+        if workspace is not None:
+            report(Step(spec, attributes, ""))
+            return _call(a, b, attributes, workspace, spec=spec, layout=layout)
+        reason = "cuDNN has no plan for it that the options allow"
+    report(Step(spec, None, reason))
+    has_kernel = 1 <= spec.num_spatial <= MOST_SPATIAL and not is_integer(spec.dtype(result))
+    convolve = lax.conv_general_dilated if has_kernel else _taps.convolve
+    return reference(a, b, spec=spec, layout=layout, convolve=convolve)
 
 
-def _suits_cudnn(spec: ConvSpec) -> bool:
-    """Say whether cuDNN may be asked: it takes neither empty arrays nor numbers beyond 32 bits.
+def refusal(op: str, spec: ConvSpec) -> str:
+    """Say why cuDNN is not asked for a convolution; nothing if it is."""
+    return _unsuitable(spec) or _without_dtype(op, spec)
+
+
+def _unsuitable(spec: ConvSpec) -> str:
+    """Say why cuDNN may not be asked: it takes neither empty arrays nor numbers beyond 32 bits.
 
     It does not refuse the latter but loses their high bits, and divides by what is left. Symbolic
     sizes, as `jax.export` has them, are not known when it would have to be asked.
     """
     sizes = (*spec.x_shape, *spec.w_shape)
     if not all(isinstance(size, int) for size in sizes):
-        return False
+        return "a size is symbolic"
     padded = (size + sum(pads) for size, pads in zip(spec.x_shape[2:], spec.padding, strict=True))
     numbers = (*sizes, *padded, *spec.strides, *spec.dilation)
-    if not 1 <= spec.num_spatial <= MOST_SPATIAL or max(numbers) > LARGEST:
-        return False
-    return 0 not in (*sizes, *spec.y_shape)
+    if not 1 <= spec.num_spatial <= MOST_SPATIAL:
+        return f"cuDNN takes 1 to {MOST_SPATIAL} spatial dimensions, and it has {spec.num_spatial}"
+    if max(numbers) > LARGEST:
+        return f"cuDNN keeps numbers in 32 bits, and it has one of {max(numbers)}"
+    if 0 in (*sizes, *spec.y_shape):
+        return "an array is empty"
+    return ""
+
+
+def _without_dtype(op: str, spec: ConvSpec) -> str:
+    """Say why no dtype is one in which cuDNN computes this exactly."""
+    if _computed_in(op, spec) is not None:
+        return ""
+    first, second, result = (spec.dtype(role) for role in ROLES[op])
+    if is_integer(result):
+        return "cuDNN computes wrong numbers from integers to integers"
+    return f"cuDNN computes in no dtype that keeps all of {first} and {second} for a {result} sum"
 
 
 def _call(
-    a: jax.Array, b: jax.Array, *, op: str, spec: ConvSpec, layout: Layout
-) -> jax.Array | None:
-    """Call cuDNN, or give None if it has no plan."""
-    *operands, result = ROLES[op]
-    if _computed_in(op, spec) is None:
-        return None
-    attributes = _attributes(op, spec)
-    workspace = _workspace(attributes)
-    if workspace is None:
-        return None
+    a: jax.Array,
+    b: jax.Array,
+    attributes: dict[str, Any],
+    workspace: int,
+    *,
+    spec: ConvSpec,
+    layout: Layout,
+) -> jax.Array:
+    """Call cuDNN, with so many bytes of workspace."""
+    *operands, result = ROLES[attributes["op"]]
     out = jax.ShapeDtypeStruct(layout.to_array(result, spec.shape(result)), attributes["dtype"])
     call = jax.ffi.ffi_call(
         _load.TARGET,
