@@ -340,6 +340,7 @@ NB_MODULE(_native, m) {
       .def_ro("capacity", &CacheInfo::capacity)
       .def_ro("seconds", &CacheInfo::seconds, "Spent building and measuring.");
   m.def("cache_info", &PlanCacheInfo, "Counters of the process-wide plan cache.");
+  m.def("cache_bytes", &PlanCacheBytes, "Host memory that the cached plans hold.");
   m.def("clear_cache", &ClearPlanCache, "Forgets every plan that no executable holds.");
   m.def("set_cache_capacity", &SetPlanCacheCapacity, "capacity"_a,
         "Sets how many plans are kept; the least recently used go first.");

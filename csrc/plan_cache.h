@@ -71,13 +71,12 @@ class PlanCache {
   /// Puts a value in the place of whatever there is.
   void Put(const Key& key, Pointer value) {
     std::promise<Pointer> promise;
-    promise.set_value(std::move(value));
+    promise.set_value(value);
     std::lock_guard<std::mutex> lock(mutex_);
-    if (auto it = entries_.find(key); it != entries_.end()) {
-      it->second.future = promise.get_future().share();
-      return;
-    }
-    Insert(key, promise.get_future().share());
+    if (entries_.find(key) == entries_.end()) Insert(key, {});
+    Entry& entry = entries_.find(key)->second;
+    entry.future = promise.get_future().share();
+    entry.value = std::move(value);
   }
 
   /// Drops every entry; values still in use elsewhere live on there.
@@ -102,10 +101,22 @@ class PlanCache {
     return info;
   }
 
+  /// The sum over all values of what `size` says of each.
+  template <typename Size>
+  [[nodiscard]] int64_t Sum(const Size& size) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    int64_t sum = 0;
+    for (const auto& [key, entry] : entries_) {
+      if (entry.value) sum += size(*entry.value);
+    }
+    return sum;
+  }
+
  private:
   struct Entry {
     std::shared_future<Pointer> future;
     typename std::list<Key>::iterator position;
+    Pointer value = nullptr;  // that of the future, once there is one
   };
 
   static bool IsReady(const std::shared_future<Pointer>& future) {
@@ -130,6 +141,10 @@ class PlanCache {
     try {
       Pointer value = build();
       account(1);
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (auto it = entries_.find(key); it != entries_.end()) it->second.value = value;
+      }
       promise.set_value(std::move(value));
     } catch (const Error& error) {
       account(0);

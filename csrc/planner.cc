@@ -4,6 +4,7 @@
 #include "planner.h"
 
 #include <cudnn_frontend.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <limits>
@@ -418,6 +419,8 @@ class VariantPack {
 /// more host time a call than all of this extension.
 class BackendPlan final : public Plan {
  public:
+  void set_host_bytes(int64_t bytes) { host_bytes_ = bytes; }
+
   BackendPlan(FoundPlan found, DeviceProperties properties, ConvOp op, Origin origin)
       : plan_(std::move(found.plan)), properties_(std::move(properties)), uids_(UidsOf(op)) {
     name_ = std::move(found.name);
@@ -463,30 +466,35 @@ std::string Nearest(std::vector<std::string> names, std::string_view wanted) {
   return text;
 }
 
+/// Bytes that this process has from malloc, whichever thread asked for them; 0 if it cannot say.
+int64_t AllocatedBytes() {
+#if defined(__GLIBC_PREREQ)
+#if __GLIBC_PREREQ(2, 33)
+  const struct mallinfo2 info = mallinfo2();
+  return static_cast<int64_t>(info.uordblks + info.hblkhd);
+#endif
+#endif
+  return 0;
+}
+
 class PropertiesPlanner final : public Planner {
  public:
   PropertiesPlanner(int device, DeviceProperties properties, const Target& target)
       : device_(device), properties_(std::move(properties)), target_(target) {}
 
   [[nodiscard]] PlanPointer First(const Problem& problem) const override {
-    const DeviceScope scope(device_);
-    ConvGraph graph(problem, properties_, target_);
-    auto found = graph.First();
-    if (!found) ThrowNone(problem, graph.reason());
-    return Finish(problem, *std::move(found), {});
+    const int64_t before = AllocatedBytes();
+    std::shared_ptr<BackendPlan> plan = BuildFirst(problem);
+    plan->set_host_bytes(std::max<int64_t>(0, AllocatedBytes() - before));
+    return plan;
   }
 
   [[nodiscard]] PlanPointer Named(const Problem& problem, std::string_view name,
                                   const Origin& origin) const override {
-    const DeviceScope scope(device_);
-    ConvGraph graph(problem, properties_, target_);
-    if (auto found = graph.Named(name)) return Finish(problem, *std::move(found), origin);
-    const std::string nearest = Nearest(ConvGraph(problem, properties_, target_).Names(), name);
-    if (nearest.empty()) ThrowNone(problem, graph.reason());
-    throw Error(ErrorCode::kInvalidArgument,
-                "cuDNN " + VersionText(Cudnn().version) + " has no plan '" + std::string(name) +
-                    "' for this convolution, or the options forbid it; the nearest are " + nearest +
-                    ". The convolution: " + Describe(problem));
+    const int64_t before = AllocatedBytes();
+    std::shared_ptr<BackendPlan> plan = BuildNamed(problem, name, origin);
+    plan->set_host_bytes(std::max<int64_t>(0, AllocatedBytes() - before));
+    return plan;
   }
 
   [[nodiscard]] std::vector<PlanPointer> Candidates(const Problem& problem) const override {
@@ -501,7 +509,31 @@ class PropertiesPlanner final : public Planner {
   }
 
  private:
-  [[nodiscard]] PlanPointer Finish(const Problem& problem, FoundPlan found, Origin origin) const {
+  /// Whose graph is gone when it returns.
+  [[nodiscard]] std::shared_ptr<BackendPlan> BuildFirst(const Problem& problem) const {
+    const DeviceScope scope(device_);
+    ConvGraph graph(problem, properties_, target_);
+    auto found = graph.First();
+    if (!found) ThrowNone(problem, graph.reason());
+    return Finish(problem, *std::move(found), {});
+  }
+
+  [[nodiscard]] std::shared_ptr<BackendPlan> BuildNamed(const Problem& problem,
+                                                        std::string_view name,
+                                                        const Origin& origin) const {
+    const DeviceScope scope(device_);
+    ConvGraph graph(problem, properties_, target_);
+    if (auto found = graph.Named(name)) return Finish(problem, *std::move(found), origin);
+    const std::string nearest = Nearest(ConvGraph(problem, properties_, target_).Names(), name);
+    if (nearest.empty()) ThrowNone(problem, graph.reason());
+    throw Error(ErrorCode::kInvalidArgument,
+                "cuDNN " + VersionText(Cudnn().version) + " has no plan '" + std::string(name) +
+                    "' for this convolution, or the options forbid it; the nearest are " + nearest +
+                    ". The convolution: " + Describe(problem));
+  }
+
+  [[nodiscard]] std::shared_ptr<BackendPlan> Finish(const Problem& problem, FoundPlan found,
+                                                    Origin origin) const {
     return std::make_shared<BackendPlan>(std::move(found), properties_, problem.spec.op,
                                          std::move(origin));
   }

@@ -39,6 +39,8 @@ class Plan {
   /// cuDNN's numerical and behaviour notes, by name.
   [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }
   [[nodiscard]] const Origin& origin() const { return origin_; }
+  /// By how much this process's allocated memory grew while the plan was built.
+  [[nodiscard]] int64_t host_bytes() const { return host_bytes_; }
 
   /// Enqueues the convolution on the handle's stream. Legal while that stream is captured: it
   /// allocates no device memory, waits for nothing and builds nothing.
@@ -49,6 +51,7 @@ class Plan {
   int64_t workspace_size_ = 0;
   std::vector<std::string> notes_;
   Origin origin_;
+  int64_t host_bytes_ = 0;
 };
 
 using PlanPointer = std::shared_ptr<const Plan>;

@@ -203,6 +203,10 @@ std::vector<ChoiceRecord> TakeChoices() { return Fresh().Take(); }
 
 CacheInfo PlanCacheInfo() { return Plans().Info(); }
 
+int64_t PlanCacheBytes() {
+  return Plans().Sum([](const Plan& plan) { return plan.host_bytes(); });
+}
+
 void ClearPlanCache() {
   Plans().Clear();
   Lists().Clear();

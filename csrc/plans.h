@@ -60,6 +60,8 @@ void RememberChoice(const ChoiceRecord& record);
 std::vector<ChoiceRecord> TakeChoices();
 
 CacheInfo PlanCacheInfo();
+/// What the cached plans hold of this process's memory.
+int64_t PlanCacheBytes();
 void ClearPlanCache();
 void SetPlanCacheCapacity(size_t capacity);
 

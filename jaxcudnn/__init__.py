@@ -4,14 +4,22 @@
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
 
+from . import store as store
 from ._api import conv_general_dilated as conv_general_dilated
+from ._cache import CacheInfo as CacheInfo
+from ._cache import cache_info as cache_info
+from ._cache import clear_cache as clear_cache
 from ._convolution import convolution as convolution
 from ._cudnn_api import conv_dgrad as conv_dgrad
 from ._cudnn_api import conv_fprop as conv_fprop
 from ._cudnn_api import conv_wgrad as conv_wgrad
+from ._explain import explain as explain
 from ._options import Options as Options
 from ._options import TuningBudget as TuningBudget
 from ._options import options as options
+from ._plan_table import plans as plans
+from ._spec import ConvSpec as ConvSpec
+from ._tune import tune as tune
 from ._variants import conv as conv
 from ._variants import conv_transpose as conv_transpose
 from ._variants import conv_with_general_padding as conv_with_general_padding

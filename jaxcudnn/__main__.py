@@ -5,9 +5,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import _command_doctor
+from . import _command_doctor, _command_explain, _command_store, _command_tune
 
-_COMMANDS = (_command_doctor,)
+_COMMANDS = (_command_explain, _command_tune, _command_store, _command_doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -247,6 +247,9 @@ class CacheInfo:
 def cache_info() -> CacheInfo:
     """Counters of the process-wide plan cache."""
 
+def cache_bytes() -> int:
+    """Host memory that the cached plans hold."""
+
 def clear_cache() -> None:
     """Forgets every plan that no executable holds."""
 
