@@ -7,7 +7,7 @@ that JAX takes of it later have them too.
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -149,8 +149,13 @@ def options(**changes: Any) -> Iterator[Options]:
         ...     chosen.deterministic
         True
     """
-    with _scoped(changed(current(), changes, "jaxcudnn.options")):
+    with using(changed(current(), changes, "jaxcudnn.options")):
         yield current()
+
+
+def using(chosen: Options) -> AbstractContextManager[Any]:
+    """Put these options in force in a `with` block, whatever those outside it say."""
+    return _scoped(chosen)
 
 
 def resolve(caller: object, given: OptionsLike) -> Options:

@@ -32,7 +32,7 @@ def wrong(device: Any = None) -> list[str]:
     """
     x, w, dy = _operands()
     options = _options.Options(algorithm="heuristic")  # whatever the environment says
-    with jax.default_device(device or jax.devices("cpu")[0]), _options.scope("doctor", options):
+    with jax.default_device(device or jax.devices("cpu")[0]), _options.using(options):
         lowered = jax.jit(_step).lower(x, w, dy)
         found = lowered.compile()(x, w, dy)
     said = []

@@ -33,6 +33,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 import gpu_report  # noqa: E402
+import jaxcudnn  # noqa: E402
 
 jax.config.update("jax_enable_x64", False)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -121,3 +122,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"JAX's own tests of convolutions: {passed} passed, {failed} failed, {skipped} skipped"
         )
+
+
+@pytest.fixture
+def measuring() -> Iterator[None]:
+    """The default, which the environment above turns off."""
+    with jaxcudnn.options(algorithm="measure"):
+        yield

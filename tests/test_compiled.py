@@ -15,7 +15,7 @@ import aot
 import jaxcudnn
 from aot import shaped
 from cases import CHANNELS_LAST, CUDNN_CASES, OPERANDS, named, parametrize
-from jaxcudnn import _load, _lowering
+from jaxcudnn import Options, _load, _lowering
 
 NHWC = CHANNELS_LAST[2]
 NCHW = ("NCHW", "OIHW", "NCHW")
@@ -251,7 +251,7 @@ ATTRIBUTES = {
     "flip": False,
     "dtype": "float32",
     "allow_tf32": True,
-    "workspace_limit": 1 << 20,
+    **_lowering._options_of(Options(algorithm="heuristic", workspace_limit=1 << 20), "fprop"),
 }
 
 

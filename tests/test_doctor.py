@@ -578,6 +578,7 @@ class TestOptions:
         assert sum("XLA_FLAGS" in text for text in found) == 1
 
     def test_that_cannot_be_read(self, monkeypatch):
+        monkeypatch.delenv("JAXCUDNN_ALGORITHM")
         monkeypatch.setenv("JAXCUDNN_VERIFY", "maybe")
         read = _options.from_environment.__wrapped__
         (finding,) = _doctor_settings.check_options(read, os.environ)

@@ -18,6 +18,8 @@ from jaxcudnn._collect import Source
 from jaxcudnn._explain import Explanation, explain
 from plan_stand_ins import COMPILED, FIRST, TENSOR_CORE, Plan, StandIn
 
+pytestmark = pytest.mark.usefixtures("measuring")
+
 NHWC = ("NHWC", "OHWI", "NHWC")
 X, W = shaped((8, 16, 16, 4), "float32"), shaped((4, 3, 3, 4), "float32")
 

@@ -17,7 +17,7 @@ from jaxcudnn._plan_table import plans
 from jaxcudnn._spec import ConvSpec
 from jaxcudnn._tune import tune
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("measuring")]
 
 NHWC = ("NHWC", "OHWI", "NHWC")
 OPERATIONS = ("fprop", "dgrad", "wgrad")

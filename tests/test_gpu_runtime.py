@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import jaxcudnn
-from jaxcudnn import _load
+from jaxcudnn import Options, _load, _lowering
 from processes import run_python
 
 pytestmark = pytest.mark.gpu
@@ -202,7 +202,7 @@ ATTRIBUTES = {
     "flip": False,
     "dtype": "float32",
     "allow_tf32": True,
-    "workspace_limit": 1 << 20,
+    **_lowering._options_of(Options(algorithm="heuristic", workspace_limit=1 << 20), "fprop"),
 }
 
 
@@ -320,7 +320,7 @@ def test_another_cudnn_on_the_path_is_not_used(tmp_path):
     subprocess.run(["cc", "-shared", "-fPIC", "-o", decoy, source], check=True)
     script = """
         import jax.numpy as jnp, jaxcudnn
-        from jaxcudnn import _load
+        from jaxcudnn import Options, _load, _lowering
         x, w = jnp.ones((1, 8, 6, 6)), jnp.ones((8, 8, 3, 3))
         y = jaxcudnn.conv_general_dilated(x, w, (1, 1), "VALID")
         assert (y == 72).all()

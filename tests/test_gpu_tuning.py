@@ -280,7 +280,7 @@ class TestOptions:
     @pytest.mark.parametrize("role", OPERANDS)
     @pytest.mark.parametrize("algorithm", ["heuristic", "measure", "exhaustive"])
     def test_highest_precision_has_no_tensor_cores(self, role, algorithm):
-        for case in named("2d", "2d-strided", "3d-grouped-dilated"):
+        for case in named("2d", "2d-asymmetric", "3d-grouped-dilated"):
             changes = {"algorithm": algorithm, "allow_runtime_compilation": False}
             with jaxcudnn.options(**changes):
                 attributes = described(case, role, "float32", precision="highest")
@@ -295,7 +295,7 @@ class TestOptions:
 class TestDeterminism:
     def test_engines_that_say_they_are_not_are_not_used(self):
         met = False
-        for case in named("2d", "2d-strided"):
+        for case in named("2d", "2d-asymmetric"):
             for role in OPERANDS:
                 by_wish = []
                 for wanted in (False, True):

@@ -13,6 +13,8 @@ from jaxcudnn._explain import explain
 from jaxcudnn._plan_table import plans
 from plan_stand_ins import COMPILED, FIRST, TENSOR_CORE, Plan, StandIn, Timing
 
+pytestmark = pytest.mark.usefixtures("measuring")
+
 NHWC = ("NHWC", "OHWI", "NHWC")
 
 

@@ -16,6 +16,8 @@ MODULE = """
 import functools
 import jax, jaxcudnn
 
+pytestmark = pytest.mark.usefixtures("measuring")
+
 def conv(x, w):
     return jaxcudnn.conv_general_dilated(
         x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "OHWI", "NHWC")

@@ -15,6 +15,8 @@ from jaxcudnn import _load, _lowering
 from jaxcudnn._tune import tune
 from plan_stand_ins import FIRST, Plan, StandIn
 
+pytestmark = pytest.mark.usefixtures("measuring")
+
 NHWC = ("NHWC", "OHWI", "NHWC")
 X, W = shaped((8, 16, 16, 4), "float32"), shaped((4, 3, 3, 4), "float32")
 TEXT = "8x4x16x16 * 4x4x3x3 pad 1 f32"
