@@ -26,6 +26,11 @@ LIBRARIES = {
 # Minor Version Compatibility" in https://docs.nvidia.com/cuda/cuda-toolkit-release-notes
 _OLDEST_DRIVERS = {12: 525, 13: 580}
 
+_ONE_CUDNN = (
+    "unset LD_PRELOAD and LD_LIBRARY_PATH, and call jax.devices() before other packages with a "
+    "cuDNN of their own are imported"
+)
+
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 
@@ -154,8 +159,9 @@ def _gpu(device: Any, driver: Driver) -> Finding:
 def check_cudnn(cudnn: Cudnn, versions: Mapping[str, str], *, wanted: bool) -> Finding:
     """Report cuDNN: whether there is one, new enough for this package and for JAX, and only one."""
     if cudnn.library is None:
-        faults = (Fault(cudnn.error, install(versions)),) if wanted else ()
-        return Finding("cuDNN", "none", faults)
+        # One in the process is not replaced, whatever is installed.
+        remedy = _ONE_CUDNN if cudnn.others else install(versions)
+        return Finding("cuDNN", "none", (Fault(cudnn.error, remedy),) if wanted else ())
     found = (
         f"{dotted(cudnn.version)} at {cudnn.library.path}, {cudnn.library.how} (compiled with "
         f"{dotted(cudnn.compiled)}; {dotted(cudnn.oldest)} is the oldest that will do)"
@@ -165,11 +171,7 @@ def check_cudnn(cudnn: Cudnn, versions: Mapping[str, str], *, wanted: bool) -> F
         text = f"JAX's plugin was compiled with {dotted(cudnn.plugin)} and refuses older ones"
         faults.append(Fault(text, install(versions)))
     if cudnn.others:
-        remedy = (
-            "unset LD_PRELOAD and LD_LIBRARY_PATH, and call jax.devices() before other packages "
-            "with a cuDNN of their own are imported"
-        )
-        faults.append(Fault(f"others are in the process: {', '.join(cudnn.others)}", remedy))
+        faults.append(Fault(f"others are in the process: {', '.join(cudnn.others)}", _ONE_CUDNN))
     if cudnn.on_path:
         copies = ", ".join(cudnn.on_path)
         text = f"others are on LD_LIBRARY_PATH, and their parts may be mixed with it: {copies}"

@@ -47,7 +47,7 @@ class Cudnn:
     plugin: int = 0
     """The version that JAX's plugin was compiled with, and the oldest that it takes; 0: unknown."""
     others: tuple[str, ...] = ()
-    """Further copies in the process."""
+    """Further copies in the process; where none is used, those that are not from a wheel."""
     on_path: tuple[str, ...] = ()
     """Further copies in the folders of LD_LIBRARY_PATH."""
 
@@ -172,15 +172,17 @@ def located(path: str, before: Iterable[str]) -> Library:
     """Say how a library got into the process."""
     if os.path.realpath(path) in map(os.path.realpath, before):
         how = "in the process already"
-    elif any(_is_in(path, folder) for folder in _load._nvidia_folders()):
+    elif _is_in_a_wheel(path):
         how = "from NVIDIA's wheels"
     else:
         how = "found by the linker"
     return Library(path, how)
 
 
-def _is_in(path: str, folder: Path) -> bool:
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+def _is_in_a_wheel(path: str) -> bool:
+    """Say whether a file is where NVIDIA's wheels unpack."""
+    folders = map(os.path.realpath, _load._nvidia_folders())
+    return any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in folders)
 
 
 def mapped(name: str = "", maps: str = "/proc/self/maps") -> list[str]:
@@ -207,7 +209,9 @@ def cudnn(native: Any, before: Iterable[str], plugins: Sequence[str]) -> Cudnn:
     try:
         _load.cudnn()
     except RuntimeError as error:
-        return Cudnn(None, error=str(error).removeprefix("jaxcudnn: "), **known)
+        foreign = [copy for copy in mapped(_CUDNN) if not _is_in_a_wheel(copy)]
+        text = str(error).removeprefix("jaxcudnn: ")
+        return Cudnn(None, error=text, others=tuple(foreign), **known)
     path = native.cudnn_path()
     return Cudnn(
         located(path, before),

@@ -383,6 +383,10 @@ class TestDriver:
 
 
 WHEEL = Library("/wheels/libcudnn.so.9", "from NVIDIA's wheels")
+ONE = (
+    "unset LD_PRELOAD and LD_LIBRARY_PATH, and call jax.devices() before other packages with a "
+    "cuDNN of their own are imported"
+)
 FOUND = Cudnn(WHEEL, version=91900, oldest=90800, compiled=92700, plugin=91200)
 
 
@@ -403,6 +407,8 @@ class TestCudnn:
         assert self.check(wanted=False, **changes) == Finding("cuDNN", "none")
         fault = Fault("cuDNN 9.1.0 is too old", INSTALL)
         assert self.check(**changes) == Finding("cuDNN", "none", (fault,))
+        (fault,) = self.check(**changes, others=("/a/libcudnn.so.9",)).faults
+        assert fault == Fault("cuDNN 9.1.0 is too old", ONE)
 
     def test_older_than_jax_takes(self):
         text = "JAX's plugin was compiled with 9.20.0 and refuses older ones"
@@ -414,8 +420,7 @@ class TestCudnn:
         (fault,) = self.check(others=("/a/libcudnn.so.9", "/b/libcudnn.so.9")).faults
         assert fault == Fault(
             "others are in the process: /a/libcudnn.so.9, /b/libcudnn.so.9",
-            "unset LD_PRELOAD and LD_LIBRARY_PATH, and call jax.devices() before other packages "
-            "with a cuDNN of their own are imported",
+            ONE,
         )
 
     def test_another_on_the_path(self):
@@ -458,9 +463,14 @@ class TestCudnn:
             raise RuntimeError("jaxcudnn: cuDNN 9.1.0 is too old")
 
         monkeypatch.setattr(_load, "cudnn", refuse)
+        monkeypatch.setattr(_load, "_nvidia_folders", lambda: [tmp_path / "link"])
         for plugins in ([], ["jax-cuda0-plugin"]):  # none, and one that cannot be imported
             assert _doctor_facts.cudnn(native, [], plugins) == Cudnn(
-                None, error="cuDNN 9.1.0 is too old", oldest=90800, compiled=92700
+                None,
+                error="cuDNN 9.1.0 is too old",
+                oldest=90800,
+                compiled=92700,
+                others=(str(other),),
             )
 
 
