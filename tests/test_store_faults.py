@@ -195,8 +195,7 @@ connection.execute("COMMIT")
             r"kept it locked for 0\.1 s\), so",
             said,
         )
-        threading.Timer(0.2, other.stdin.write, [b"x"]).start()
-        threading.Timer(0.2, other.stdin.flush).start()
+        threading.Timer(0.2, other.stdin.close).start()  # which lets it go on
         (said,) = warned(store.entries)
         (aside,) = store.info().set_aside
         assert b"written" in aside.read_bytes()
