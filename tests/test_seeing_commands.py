@@ -12,11 +12,11 @@ from jaxcudnn import _command_explain, _command_target, _command_tune, _load
 from jaxcudnn._command_target import parse_shapes
 from plan_stand_ins import Plan, StandIn
 
+pytestmark = pytest.mark.usefixtures("measuring")
+
 MODULE = """
 import functools
 import jax, jaxcudnn
-
-pytestmark = pytest.mark.usefixtures("measuring")
 
 def conv(x, w):
     return jaxcudnn.conv_general_dilated(
