@@ -240,11 +240,19 @@ class DeviceTrack {
   Clock::time_point start_ = Clock::now();
 };
 
-/// The bytes that XLA's pool has been seen not to have. Each request that it cannot serve blocks
-/// for ten seconds, so after one the next asks for half as much at most.
+/// The bytes that XLA's pool has been seen not to have. A request that it cannot serve blocks for
+/// ten seconds, so after one the next asks for half as much at most.
 std::atomic<size_t>& TooMuch() {
   static std::atomic<size_t> bytes{std::numeric_limits<size_t>::max()};
   return bytes;
+}
+
+void* Allocate(const Bench& bench, size_t bytes) {
+  constexpr auto kLong = std::chrono::seconds(1);
+  const auto start = Clock::now();
+  void* memory = bench.allocate(bytes);
+  if (!memory && Clock::now() - start > kLong) TooMuch().store(bytes / 2);
+  return memory;
 }
 
 }  // namespace
@@ -285,9 +293,8 @@ Tuning Tune(const Problem& problem, const std::vector<PlanPointer>& candidates,
     numbers.push_back(i);
   }
   const size_t wanted = BytesToTune(problem, plans);
-  void* memory = plans.empty() ? nullptr : bench.allocate(wanted);
+  void* memory = plans.empty() ? nullptr : Allocate(bench, wanted);
   if (!memory) {
-    if (!plans.empty()) TooMuch().store(wanted / 2);
     for (Timing& timing : tuning.timings) timing.reason = "memory is short";
   } else {
     const Arrays arrays(problem.spec, memory);
