@@ -66,15 +66,21 @@ class Gpu:
         return device_times(programs, rounds=rounds, steps=steps)
 
     def plan(self, attributes: dict[str, Any]) -> Any:
-        """Give jaxcudnn's plan, from its cache if it is there."""
-        plan = _plans.known(attributes, self.device.local_hardware_id)
-        if plan is None:
-            raise LookupError(f"nothing has measured which plan is best for {attributes}")
-        return plan
+        """Give jaxcudnn's plan, from its cache if it is there, measured if it has to be."""
+        device = self.device.local_hardware_id
+        return _plans.known(attributes, device) or _plans.measure(attributes, device).plan
+
+    def tune(self, attributes: dict[str, Any]) -> Any:
+        """Measure plans, whatever is known of them."""
+        return _plans.measure(attributes, self.device.local_hardware_id)
 
     def plans_built(self) -> int:
         """Count the look-ups in jaxcudnn's plan cache that found nothing."""
         return self.native.cache_info().misses
+
+    def plans_kept(self) -> int:
+        """Count the plans in jaxcudnn's cache."""
+        return self.native.cache_info().size
 
     def frontend(
         self,
@@ -132,9 +138,20 @@ class DryRun:
         self.plans.add(str(attributes))
         return SimpleNamespace(name="eng0_k1=2", workspace_size=0)
 
+    def tune(self, attributes: dict[str, Any]) -> Any:
+        """Invent a race of two plans."""
+        plans = {"eng0_k1=2": 2.0, "eng5": 3.0}
+        timings = [SimpleNamespace(name=name, microseconds=us) for name, us in plans.items()]
+        chosen = SimpleNamespace(name="eng0_k1=2", tried=2)
+        return SimpleNamespace(plan=chosen, timings=timings, milliseconds=10.0)
+
     def plans_built(self) -> int:
         """Say that every plan was in the cache."""
         return 0
+
+    def plans_kept(self) -> int:
+        """Count the plans that were asked for."""
+        return len(self.plans)
 
     def frontend(
         self,

@@ -153,7 +153,8 @@ def plans(machine: Machine, record: Record, effort: Effort) -> None:
     for conv in PLANNED:
         for op in PASSES:
             with record.attempt(f"{conv.name} {op}"):
-                attributes = _lowering._attributes(op, conv.spec("bfloat16"))
+                with jaxcudnn.options(algorithm="heuristic"):
+                    attributes = _lowering._attributes(op, conv.spec("bfloat16"))
                 start = time.perf_counter()
                 plan = machine.plan(attributes)
                 milliseconds.append((time.perf_counter() - start) * 1e3)
