@@ -7,6 +7,7 @@ What is written here in full is what a user reads.
 import ctypes
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -547,9 +548,7 @@ class TestVariables:
     def test_every_one_that_is_read_is_known(self):
         read = {f"JAXCUDNN_{name.upper()}" for name in _options.Options.__dataclass_fields__}
         for path in Path(__file__).parent.glob("*.py"):
-            words = path.read_text().replace('"', " ").replace("=", " ").split()
-            if path.name != Path(__file__).name:
-                read |= {word.rstrip(".,") for word in words if word.startswith("JAXCUDNN_")}
+            read |= {*re.findall(r'environ(?:\.get\(|\[)"(JAXCUDNN_\w+)"', path.read_text())}
         assert "JAXCUDNN_REQUIRE_GPU" in read
         assert faults(*self.check(**dict.fromkeys(read, "1"))) == []
 
