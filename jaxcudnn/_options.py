@@ -36,7 +36,7 @@ class TuningBudget:
 
     candidates: int = 64
     candidate_milliseconds: float = 5.0
-    milliseconds: float = 150.0
+    milliseconds: float = 250.0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -238,7 +238,7 @@ def _read(name: str, text: str) -> Any:
         return _FLAGS[text.lower()]
     except (KeyError, TypeError, ValueError) as error:
         wanted = {
-            "tuning_budget": "up to three numbers, as in 64,5,150",
+            "tuning_budget": "up to three numbers, as in 64,5,250",
             "workspace_limit": "a whole number of bytes",
             "algorithm": "a name, or one for each operation, as in fprop=eng5,dgrad=measure",
         }.get(name, "1 or 0")

@@ -90,6 +90,11 @@ class TestInterface:
     def test_speaks_the_oldest_ffi_of_the_supported_jaxlibs(self):
         assert _load.native().ffi_api_version() == (0, 3)  # jaxlib 0.10's
 
+    def test_versions_of_cudnn(self):
+        native = _load.native()
+        assert native.oldest_cudnn() == 90800
+        assert native.cudnn_compiled_version() >= native.oldest_cudnn()
+
     def test_registers_one_target_with_its_stages(self):
         stages = {name: set(each) for name, each in _load.native().registrations().items()}
         assert stages == {_load.TARGET: {"instantiate", "initialize", "execute"}}

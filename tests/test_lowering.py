@@ -61,7 +61,7 @@ OPTIONS = {
     "verify": True,
     "tuning_candidates": 64,
     "tuning_candidate_us": 5_000,
-    "tuning_us": 150_000,
+    "tuning_us": 250_000,
 }
 
 

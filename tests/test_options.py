@@ -64,7 +64,7 @@ class TestValues:
             allow_reduced_precision_reduction=False,
             allow_runtime_compilation=True,
             exclude_engines=(),
-            tuning_budget=TuningBudget(64, 5.0, 150.0),
+            tuning_budget=TuningBudget(64, 5.0, 250.0),
             verify=True,
         )
         assert _options.current() == Options()
@@ -283,7 +283,7 @@ class TestEnvironment:
         [
             ("DETERMINISTIC", "perhaps", "must be 1 or 0, got 'perhaps'; unset"),
             ("WORKSPACE_LIMIT", "1GB", "must be a whole number of bytes, got '1GB'"),
-            ("TUNING_BUDGET", "fast", "must be up to three numbers, as in 64,5,150, got 'fast'"),
+            ("TUNING_BUDGET", "fast", "must be up to three numbers, as in 64,5,250, got 'fast'"),
             ("TUNING_BUDGET", "1,2,3,4", "must be up to three numbers"),
         ],
     )
