@@ -301,6 +301,17 @@ class TestSource:
         (row,) = explain(names["run"])(X, W)
         assert [source.file for source in row.stack] == [__file__]
 
+    def test_links_are_followed(self, tmp_path):
+        """A file has one name, by whichever way it was imported."""
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "real")
+        names: dict[str, Any] = {"f": jaxcudnn.conv}
+        source = "def g(x, w):\n    return f(x, w, (1, 1), 'SAME')\n"
+        exec(compile(source, str(tmp_path / "link" / "net.py"), "exec"), names)
+        x, w = shaped((2, 4, 8, 8), "float32"), shaped((4, 4, 3, 3), "float32")
+        (row,) = explain(names["g"])(x, w)
+        assert row.stack == ((str(tmp_path / "real" / "net.py"), 2, "g"),)
+
     def test_installed_libraries_are_passed_over(self, monkeypatch, tmp_path):
         """A layer of a library is found at the user's line."""
         source = "def layer(conv, x, w):\n    return conv(x, w)\n"

@@ -3,6 +3,7 @@
 
 import io
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 
 import jaxcudnn
 from aot import shaped
-from jaxcudnn import _load, _lowering
+from jaxcudnn import _load, _lowering, _progress
 from jaxcudnn._tune import tune
 from plan_stand_ins import FIRST, Plan, StandIn
 
@@ -199,7 +200,18 @@ class TestProgress:
         assert "jaxcudnn.tune: 100%" in text
         assert "3/3" in text
         assert "measured in 64 ms" in text
-        assert text.endswith("\n")  # the bar is closed
+
+    def test_the_bar_is_closed(self, gpu, monkeypatch):
+        told = []
+        bar = SimpleNamespace(
+            set_postfix_str=lambda text, refresh: told.append(text),
+            update=lambda: None,
+            close=lambda: told.append("closed"),
+        )
+        monkeypatch.setattr(_progress, "_bar", lambda title, total: bar)
+        gpu.plans["fprop"] = Plan()
+        self.in_terminal(monkeypatch, conv, X, W)
+        assert told == [f"fprop of {TEXT}: eng5_k1=0, 20 us, known before", "closed"]
 
     def test_lines_in_a_terminal_without_tqdm(self, gpu, monkeypatch):
         monkeypatch.setitem(sys.modules, "tqdm", None)
