@@ -74,9 +74,10 @@ class PlanCache {
     promise.set_value(value);
     std::lock_guard<std::mutex> lock(mutex_);
     if (entries_.find(key) == entries_.end()) Insert(key, {});
-    Entry& entry = entries_.find(key)->second;
-    entry.future = promise.get_future().share();
-    entry.value = std::move(value);
+    if (auto it = entries_.find(key); it != entries_.end()) {  // a cache may keep nothing
+      it->second.future = promise.get_future().share();
+      it->second.value = std::move(value);
+    }
   }
 
   /// Drops every entry; values still in use elsewhere live on there.

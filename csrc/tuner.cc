@@ -247,6 +247,14 @@ std::atomic<size_t>& TooMuch() {
   return bytes;
 }
 
+constexpr const char* kMemoryIsShort = "memory is short";
+
+bool IsCapturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  CheckCuda(Cudart().stream_is_capturing(stream, &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 void* Allocate(const Bench& bench, size_t bytes) {
   constexpr auto kLong = std::chrono::seconds(1);
   const auto start = Clock::now();
@@ -279,42 +287,39 @@ Tuning Tune(const Problem& problem, const std::vector<PlanPointer>& candidates,
     tuning.timings.emplace_back().name = plan->name();
   }
 
-  const size_t arrays_bytes = Arrays::Bytes(problem.spec);
-  const size_t limit = TooMuch().load();
+  const auto give_up = [&tuning](const char* reason) {
+    for (Timing& timing : tuning.timings) timing.reason = reason;
+    return tuning;
+  };
+  if (IsCapturing(bench.stream)) return give_up("the stream is being captured");
+
+  std::vector<size_t> workspaces;
+  for (const PlanPointer& plan : candidates) {
+    workspaces.push_back(RoundUp(static_cast<size_t>(plan->workspace_size())));
+  }
+  const auto numbers = Fitting(workspaces, Arrays::Bytes(problem.spec), TooMuch().load());
   std::vector<PlanPointer> plans;
-  std::vector<size_t> numbers;  // of the plans among the candidates
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    const auto bytes = static_cast<size_t>(candidates[i]->workspace_size());
-    if (arrays_bytes + bytes >= limit) {
-      tuning.timings[i].reason = "memory is short";
-      continue;
-    }
-    plans.push_back(candidates[i]);
-    numbers.push_back(i);
+  for (size_t number : numbers) plans.push_back(candidates[number]);
+  void* memory = plans.empty() ? nullptr : Allocate(bench, BytesToTune(problem, plans));
+  if (!memory) return give_up(kMemoryIsShort);
+  const Arrays arrays(problem.spec, memory);
+  arrays.Fill(bench.stream);
+  std::optional<Verifier> verifier;
+  if (problem.options.verify) verifier.emplace(problem, arrays, bench.stream);
+  DeviceTrack track(plans, bench, arrays, verifier ? &*verifier : nullptr);
+  TuningBudget budget{problem.options.tuning_candidates, problem.options.tuning_candidate_us,
+                      problem.options.tuning_us};
+  if (problem.options.is_exhaustive()) {
+    budget.candidates = budget.total_us = std::numeric_limits<int64_t>::max();
   }
-  const size_t wanted = BytesToTune(problem, plans);
-  void* memory = plans.empty() ? nullptr : Allocate(bench, wanted);
-  if (!memory) {
-    for (Timing& timing : tuning.timings) timing.reason = "memory is short";
-  } else {
-    const Arrays arrays(problem.spec, memory);
-    arrays.Fill(bench.stream);
-    std::optional<Verifier> verifier;
-    if (problem.options.verify) verifier.emplace(problem, arrays, bench.stream);
-    DeviceTrack track(plans, bench, arrays, verifier ? &*verifier : nullptr);
-    TuningBudget budget{problem.options.tuning_candidates, problem.options.tuning_candidate_us,
-                        problem.options.tuning_us};
-    if (problem.options.is_exhaustive()) {
-      budget.candidates = budget.total_us = std::numeric_limits<int64_t>::max();
-    }
-    std::vector<Timing> timings;
-    for (size_t number : numbers) timings.push_back(tuning.timings[number]);
-    const size_t fastest = Race(track, budget, timings);
-    if (fastest != kNone) tuning.fastest = numbers[fastest];
-    for (size_t i = 0; i < timings.size(); ++i) tuning.timings[numbers[i]] = timings[i];
-    // The memory goes back to the pool on return, where others may have it on other streams.
-    CheckCuda(Cudart().stream_synchronize(bench.stream), "cudaStreamSynchronize");
-  }
+  std::vector<Timing> timings;
+  for (size_t number : numbers) timings.push_back(tuning.timings[number]);
+  const size_t fastest = Race(track, budget, timings);
+  if (fastest != kNone) tuning.fastest = numbers[fastest];
+  for (Timing& timing : tuning.timings) timing.reason = kMemoryIsShort;
+  for (size_t i = 0; i < timings.size(); ++i) tuning.timings[numbers[i]] = timings[i];
+  // The memory goes back to the pool on return, where others may have it on other streams.
+  CheckCuda(Cudart().stream_synchronize(bench.stream), "cudaStreamSynchronize");
   tuning.milliseconds = Microseconds(Clock::now() - start).count() / 1000;
   return tuning;
 }

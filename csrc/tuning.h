@@ -23,6 +23,16 @@ struct TuningBudget {
   int64_t total_us;      ///< after which no further one is begun
 };
 
+/// Which of the candidates can be timed with less than `limit` bytes, the arrays' among them.
+[[nodiscard]] inline std::vector<size_t> Fitting(const std::vector<size_t>& workspaces,
+                                                 size_t arrays, size_t limit) {
+  std::vector<size_t> fitting;
+  for (size_t i = 0; i < workspaces.size(); ++i) {
+    if (arrays < limit && workspaces[i] < limit - arrays) fitting.push_back(i);
+  }
+  return fitting;
+}
+
 inline constexpr size_t kNone = static_cast<size_t>(-1);
 
 /// The race between candidates, apart from cuDNN and the clock. `Track` has two members:

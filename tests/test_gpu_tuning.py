@@ -225,6 +225,38 @@ class TestMeasuring:
         assert names[False] < names[True]
 
 
+class TestCache:
+    @pytest.fixture(autouse=True)
+    def restore(self):
+        yield
+        _load.native().set_cache_capacity(4096)
+
+    def test_what_a_program_uses_survives_eviction(self):
+        """Recorded in command buffers, too: those replay the plans' kernels."""
+        _load.native().set_cache_capacity(1)
+        sizes = [12 + 2 * i for i in range(6)]
+        programs = []
+        for size in sizes:
+            x, w = layer(size=size)
+            chain = jax.jit(lambda x, w: conv(jnp.sign(conv(jnp.sign(conv(x, w)), w)), w))
+            programs.append((chain, x, w, jax.block_until_ready(chain(x, w))))
+        info = jaxcudnn.cache_info()
+        assert info.size <= 1 and info.evictions >= len(sizes) - 1
+        for _ in range(20):
+            for chain, x, w, first in programs:
+                np.testing.assert_array_equal(chain(x, w), first)
+
+    def test_is_cleared_and_fills_again(self):
+        x, w = layer()
+        first = jax.block_until_ready(jax.jit(conv)(x, w))
+        before = jaxcudnn.cache_info()
+        assert before.size == before.builds == 1 and before.bytes > 0 and before.seconds > 0
+        jaxcudnn.clear_cache()
+        assert jaxcudnn.cache_info()[:5] == (0, 0, 0, 0, 0) and jaxcudnn.cache_info().bytes == 0
+        np.testing.assert_array_equal(jax.jit(lambda x, w: conv(x, w))(x, w), first)
+        assert jaxcudnn.cache_info().builds == 1
+
+
 class TestOptions:
     def test_named_plans(self):
         x, w = layer()

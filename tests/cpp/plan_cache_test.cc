@@ -245,6 +245,89 @@ void ManyThreadsInASmallCache() {
   CHECK(info.size <= info.capacity);
 }
 
+Cache::Pointer Text(const char* text) { return std::make_shared<const std::string>(text); }
+
+void FindBuildsNothing() {
+  Cache cache(4);
+  Builder builder;
+  CHECK(cache.Find(Key{1}) == nullptr);
+  CHECK(CountersAre(cache, 0, 0, 0, 0));
+  const Cache::Pointer first = builder.Get(cache, 1);
+  CHECK(cache.Find(Key{1}) == first);
+  CHECK(CountersAre(cache, 1, 1, 0, 1));
+  const auto none = [&] {
+    return cache.GetOrBuild(
+        Key{2}, []() -> Cache::Pointer { throw Error(ErrorCode::kUnsupported, "there is none"); });
+  };
+  CHECK(Throws(ErrorCode::kUnsupported, "there is none", [&] { (void)none(); }));
+  CHECK(Throws(ErrorCode::kUnsupported, "there is none", [&] { (void)cache.Find(Key{2}); }));
+}
+
+void FindDoesNotWait() {
+  Cache cache(4);
+  (void)cache.GetOrBuild(Key{1}, [&] {
+    CHECK(cache.Find(Key{1}) == nullptr);  // it is being built
+    return Text("late");
+  });
+  CHECK(*cache.Find(Key{1}) == "late");
+}
+
+void FindMakesAKeyRecent() {
+  Cache cache(2);
+  Builder builder;
+  (void)builder.Get(cache, 1);
+  (void)builder.Get(cache, 2);
+  CHECK(cache.Find(Key{1}) != nullptr);
+  (void)builder.Get(cache, 3);
+  CHECK(cache.Find(Key{1}) != nullptr && cache.Find(Key{2}) == nullptr);
+}
+
+void PutTakesThePlaceOfWhatThereIs() {
+  Cache cache(2);
+  Builder builder;
+  (void)builder.Get(cache, 1);
+  cache.Put(Key{1}, Text("better"));
+  CHECK(*builder.Get(cache, 1) == "better" && builder.built == 1);
+  cache.Put(Key{2}, Text("new"));
+  CHECK(*cache.Find(Key{2}) == "new");
+  cache.Put(Key{3}, Text("newer"));
+  CHECK(cache.Info().size == 2 && cache.Info().evictions == 1);
+  Cache nothing(0);
+  nothing.Put(Key{1}, Text("lost"));
+  CHECK(nothing.Find(Key{1}) == nullptr && nothing.Info().size == 0);
+}
+
+void WorkIsCounted() {
+  Cache cache(4);
+  const auto slow = [](bool works) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (!works) throw Error(ErrorCode::kInternal, "it failed");
+    return Text("slow");
+  };
+  (void)cache.GetOrBuild(Key{1}, [&] { return slow(true); });
+  CHECK(cache.Info().builds == 1 && cache.Info().seconds >= 0.02);
+  CHECK(Throws(ErrorCode::kInternal, "it failed",
+               [&] { (void)cache.GetOrBuild(Key{2}, [&] { return slow(false); }); }));
+  CHECK(cache.Info().builds == 1 && cache.Info().misses == 2 && cache.Info().seconds >= 0.04);
+  CHECK(cache.Info().seconds < 2);
+}
+
+void SumIsOfTheValuesThatThereAre() {
+  Cache cache(2);
+  Builder builder;
+  const auto length = [](const std::string& text) { return static_cast<int64_t>(text.size()); };
+  CHECK(cache.Sum(length) == 0);
+  (void)builder.Get(cache, 1);
+  cache.Put(Key{2}, Text("new"));
+  CHECK(cache.Sum(length) == 6 + 3);
+  cache.Put(Key{2}, Text("newer"));
+  CHECK(cache.Sum(length) == 6 + 5);
+  (void)builder.Get(cache, 30);  // which evicts 1
+  CHECK(cache.Sum(length) == 5 + 7);
+  cache.Clear();
+  CHECK(cache.Sum(length) == 0);
+}
+
 }  // namespace
 }  // namespace jaxcudnn
 
@@ -262,5 +345,11 @@ int main() {
   ThreadsThatWaitForAFailureAllSeeIt();
   OneSlowBuildDoesNotHoldUpOtherKeys();
   ManyThreadsInASmallCache();
+  FindBuildsNothing();
+  FindDoesNotWait();
+  FindMakesAKeyRecent();
+  PutTakesThePlaceOfWhatThereIs();
+  WorkIsCounted();
+  SumIsOfTheValuesThatThereAre();
   return testing::failures != 0;
 }

@@ -136,6 +136,15 @@ void WhatCannotRunIsLeftOut() {
   CHECK(RaceOf(empty, timings) == kNone);
 }
 
+void FewerAreTriedInLessMemory() {
+  const std::vector<size_t> workspaces{512, 0, 4096, 256};
+  CHECK(Fitting(workspaces, 1000, static_cast<size_t>(-1)) == (std::vector<size_t>{0, 1, 2, 3}));
+  CHECK(Fitting(workspaces, 1000, 1513) == (std::vector<size_t>{0, 1, 3}));
+  CHECK(Fitting(workspaces, 1000, 1512) == (std::vector<size_t>{1, 3}));
+  CHECK(Fitting(workspaces, 1000, 1001) == (std::vector<size_t>{1}));
+  CHECK(Fitting(workspaces, 1000, 1000).empty() && Fitting(workspaces, 1000, 10).empty());
+}
+
 }  // namespace
 }  // namespace jaxcudnn
 
@@ -150,5 +159,6 @@ int main() {
   TheBudgetIsKept();
   FinalsEndWithTheBudgetToo();
   WhatCannotRunIsLeftOut();
+  FewerAreTriedInLessMemory();
   return testing::failures != 0;
 }
