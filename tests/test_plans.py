@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans as lowering asks for them: known, remembered, or to be measured; here by a stand-in."""
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+import jaxcudnn
+from jaxcudnn import _load, _plans, store
+from processes import run_python
+
+MEASURE = {"algorithm": "measure", "deterministic": False, "op": "wgrad", "x": [1], "w": [2]}
+DEVICE = 3
+
+
+class Extension:
+    """An extension that knows what it is told."""
+
+    native = _load.native()
+    NativeError, UnsupportedError = native.NativeError, native.UnsupportedError
+    ExhaustedError, InvalidError = native.ExhaustedError, native.InvalidError
+    Choice = native.Choice
+
+    def __init__(self):
+        self.known: Any = None
+        """A plan, None, or an error; or a function of the attributes that gives one of these."""
+        self.remembered: list[Any] = []
+        self.fresh: list[Any] = []
+        self.cleared = 0
+
+    def _answer(self, device, attributes):
+        assert device == DEVICE
+        answer = self.known(attributes) if callable(self.known) else self.known
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def known_plan(self, device, **attributes):
+        return self._answer(device, attributes)
+
+    def largest_workspace(self, device, **attributes):
+        assert device == DEVICE and attributes["algorithm"] in ("measure", "exhaustive")
+        return 777
+
+    def candidates(self, device, **attributes):
+        return [self._answer(device, attributes)]
+
+    def choice_key(self, **attributes):
+        return f"key of {attributes['op']}"
+
+    def device_name(self, device):
+        return f"GPU {device}"
+
+    def cudnn_version(self):
+        return 92107
+
+    def remember_choice(self, choice):
+        self.remembered.append(choice)
+
+    def take_choices(self):
+        taken, self.fresh = self.fresh, []
+        return taken
+
+    def clear_cache(self):
+        self.cleared += 1
+
+
+@pytest.fixture(name="extension")
+def stand_in(monkeypatch, tmp_path):
+    extension = Extension()
+    monkeypatch.setattr(_load, "cudnn", lambda: extension)
+    monkeypatch.setattr(_load, "native", lambda: extension)
+    monkeypatch.setattr(_plans, "_save_from_now_on", lambda: None)
+    monkeypatch.setenv("JAXCUDNN_STORE", str(tmp_path / "store"))
+    _plans.forget()
+    yield extension
+    _plans.forget()
+
+
+def plan(workspace_size=40, name="eng5"):
+    return SimpleNamespace(workspace_size=workspace_size, name=name)
+
+
+def choice(op="wgrad", **changes):
+    fields = {
+        "key": f"key of {op}",
+        "gpu": "GPU 3",
+        "cudnn": "9.21.7",
+        "plan": "eng7_k2=1",
+        "microseconds": 12.5,
+        "workspace": 64,
+        "tried": 9,
+        "milliseconds": 30.0,
+    }
+    return store.Choice(**fields | changes)
+
+
+class TestWorkspace:
+    def test_is_the_plans(self, extension):
+        extension.known = plan(40)
+        for algorithm in ("heuristic", "measure", "exhaustive", "eng5"):
+            assert _plans.workspace(MEASURE | {"algorithm": algorithm}, DEVICE) == 40
+
+    def test_or_that_of_any_candidate_until_it_is_known(self, extension):
+        assert _plans.workspace(MEASURE, DEVICE) == 777
+        assert _plans.workspace(MEASURE | {"algorithm": "exhaustive"}, DEVICE) == 777
+
+    def test_in_a_job_of_several_processes_nothing_measured_changes_it(
+        self, extension, monkeypatch
+    ):
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        extension.known = plan(40)
+        assert _plans.workspace(MEASURE, DEVICE) == 777
+        assert _plans.workspace(MEASURE | {"algorithm": "heuristic"}, DEVICE) == 40
+        assert _plans.workspace(MEASURE | {"algorithm": "eng5"}, DEVICE) == 40
+
+    def test_choices_are_stored_from_then_on(self, extension, monkeypatch):
+        started = []
+        monkeypatch.setattr(_plans, "_save_from_now_on", lambda: started.append(True))
+        extension.known = plan(40)
+        _plans.workspace(MEASURE, DEVICE)
+        assert not started  # nothing will be measured
+        extension.known = None
+        _plans.workspace(MEASURE, DEVICE)
+        assert started
+
+    def test_none_without_a_plan(self, extension):
+        extension.known = extension.UnsupportedError("there is none")
+        assert _plans.workspace(MEASURE, DEVICE) is None
+
+    def test_none_within_the_limit_is_said(self, extension):
+        extension.known = extension.ExhaustedError("every plan needs more workspace than 1")
+        with pytest.warns(RuntimeWarning, match="needs more workspace than 1. XLA computes it"):
+            assert _plans.workspace(MEASURE, DEVICE) is None
+
+    def test_none_that_is_deterministic_is_an_error(self, extension):
+        def answer(attributes):
+            if attributes["deterministic"]:
+                return extension.UnsupportedError("none")
+            return plan(name="eng25")
+
+        extension.known = answer
+        with pytest.raises(
+            ValueError, match=r"a deterministic plan must exist .* got none for a wgrad .* eng25;"
+        ):
+            _plans.workspace(MEASURE | {"deterministic": True}, DEVICE)
+        assert _plans.workspace(MEASURE, DEVICE) == 40
+
+    def test_unless_there_is_no_other_either(self, extension):
+        extension.known = extension.UnsupportedError("none")
+        assert _plans.workspace(MEASURE | {"deterministic": True}, DEVICE) is None
+
+    @pytest.mark.parametrize(
+        "error, raised", [("InvalidError", ValueError), ("NativeError", RuntimeError)]
+    )
+    def test_errors_are_pythons(self, extension, error, raised):
+        extension.known = getattr(extension, error)("no plan of that name")
+        for function in (_plans.workspace, _plans.known, _plans.candidates):
+            with pytest.raises(raised, match=r"^jaxcudnn: no plan of that name$") as caught:
+                function(MEASURE, DEVICE)
+            assert type(caught.value) is raised
+
+
+class TestCandidates:
+    def test_are_those_that_there_are(self, extension):
+        extension.known = plan()
+        assert _plans.candidates(MEASURE, DEVICE) == [extension.known]
+
+    @pytest.mark.parametrize("error", ["UnsupportedError", "ExhaustedError"])
+    def test_none_without_a_plan(self, extension, error):
+        extension.known = getattr(extension, error)("none")
+        assert _plans.candidates(MEASURE, DEVICE) == []
+
+
+class TestStore:
+    def test_is_asked_before(self, extension):
+        store.put([choice()])
+        _plans.known(MEASURE, DEVICE)
+        (told,) = extension.remembered
+        assert (told.key, told.gpu, told.plan) == ("key of wgrad", "GPU 3", "eng7_k2=1")
+        assert (told.microseconds, told.workspace) == (12.5, 64)
+        assert (told.tried, told.milliseconds) == (9, 30.0)
+
+    def test_once(self, extension, monkeypatch):
+        asked = []
+        monkeypatch.setattr(store, "get", lambda *key: asked.append(key))
+        for _ in range(3):
+            _plans.known(MEASURE, DEVICE)
+            _plans.workspace(MEASURE, DEVICE)
+        assert asked == [("key of wgrad", "GPU 3", "9.21.7")]
+        _plans.known(MEASURE | {"op": "dgrad"}, DEVICE)
+        assert len(asked) == 2
+        jaxcudnn.clear_cache()
+        assert extension.cleared == 1
+        _plans.known(MEASURE, DEVICE)
+        assert len(asked) == 3
+
+    @pytest.mark.parametrize("changes", [{"gpu": "another"}, {"cudnn": "9.21.6"}, {"op": "fprop"}])
+    def test_of_another_gpu_or_cudnn_is_none(self, extension, changes):
+        store.put([choice(**changes)])
+        _plans.known(MEASURE, DEVICE)
+        assert extension.remembered == []
+
+    @pytest.mark.parametrize("algorithm", ["heuristic", "eng5_k2=1"])
+    def test_is_not_asked_where_nothing_is_measured(self, extension, monkeypatch, algorithm):
+        monkeypatch.setattr(store, "get", lambda *key: pytest.fail("asked"))
+        extension.known = plan()
+        assert _plans.known(MEASURE | {"algorithm": algorithm}, DEVICE) is extension.known
+
+    def test_is_given_what_was_measured(self, extension):
+        kept = choice()
+        extension.fresh = [
+            extension.Choice(
+                key=kept.key,
+                gpu=kept.gpu,
+                plan=kept.plan,
+                microseconds=kept.microseconds,
+                workspace=kept.workspace,
+                tried=kept.tried,
+                milliseconds=kept.milliseconds,
+            )
+        ]
+        _plans.save()
+        assert store.entries() == [kept]
+        assert extension.fresh == []
+
+    def test_that_fails_costs_a_warning(self, extension, monkeypatch, tmp_path):
+        monkeypatch.setenv("JAXCUDNN_STORE", str(tmp_path))  # a folder
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            extension.known = plan()
+            assert _plans.known(MEASURE, DEVICE) is extension.known
+            _plans.save()
+
+
+def test_the_thread_saves_and_ends_with_the_process(tmp_path):
+    script = """
+        import time
+        from types import SimpleNamespace
+        from jaxcudnn import _load, _plans, store
+        keys = ("key 0", "key 1")
+        choices = [store.Choice(key, "gpu", "9.21.7", "eng5", 1.0, 2, 3, 4.0) for key in keys]
+        pending = [choices[0]]
+        extension = SimpleNamespace(
+            cudnn_version=lambda: 92107,
+            take_choices=lambda: [pending.pop()] if pending else [],
+        )
+        _load.native = lambda: extension
+        _plans._save_from_now_on()
+        _plans._save_from_now_on()
+        deadline = time.monotonic() + 30
+        while not store.entries() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        print(len(store.entries()))
+        pending.append(choices[1])  # for the end of the process
+    """
+    path = tmp_path / "store"
+    assert run_python(script, JAXCUDNN_STORE=str(path)) == ["1"]
+    lines = run_python(
+        "from jaxcudnn import store; print(*sorted(c.key for c in store.entries()))",
+        JAXCUDNN_STORE=str(path),
+    )
+    assert lines == ["key 0 key 1"]
