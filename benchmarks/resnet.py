@@ -49,8 +49,8 @@ def parameters() -> Parameters:
     found: Parameters = {
         name: {
             "filter": normal(outputs, window, window, inputs),
-            "scale": jnp.ones(outputs, jnp.bfloat16),
-            "shift": jnp.zeros(outputs, jnp.bfloat16),
+            "scale": jnp.ones((1, 1, 1, outputs), jnp.bfloat16),
+            "shift": jnp.zeros((1, 1, 1, outputs), jnp.bfloat16),
         }
         for name, window, _, inputs, outputs in layers()
     }
