@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 
 import jaxcudnn
+from jaxcudnn import _load
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
-FIRST, SECOND, THIRD = re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+FIRST, SECOND, THIRD, FOURTH = re.findall(
+    r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL
+)
 
 
 def test_first_block():
@@ -35,6 +38,16 @@ def test_third_block():
     assert y.dtype == "bfloat16"
     same = jaxcudnn.conv_fprop(x8, w8, padding=1, preferred_element_type="float32") * 0.125
     np.testing.assert_array_equal(y, same.astype("bfloat16"))
+
+
+def test_fourth_block(monkeypatch, capsys):
+    monkeypatch.setattr(_load, "local_device", lambda: None)
+    names = {}
+    exec(FIRST + SECOND + FOURTH, names)
+    assert names["y"].shape == (8, 16, 32, 32)
+    assert names["dx"].shape == names["x"].shape
+    assert names["dw"].shape == names["w"].shape
+    assert "1 convolution, 1 by cuDNN" in capsys.readouterr().out
 
 
 def test_what_a_reader_needs_comes_first():
