@@ -115,8 +115,10 @@ Measured MeasureChoice(const PlanRequest& request, const ChoiceId& id, const Ben
         if (timing.reason.empty()) continue;
         const bool refused = timing.reason.rfind("it computes", 0) == 0;
         if (refused) {
-          throw Error(ErrorCode::kUnsupported, "no cuDNN plan passed verification; of " +
-                                                   timing.name + ", " + timing.reason);
+          throw Error(ErrorCode::kUnsupported,
+                      "no cuDNN plan passed verification, so that convolutions like this one are "
+                      "left to XLA in programs compiled from now on; of " +
+                          timing.name + ", " + timing.reason);
         }
       }
     }
@@ -168,7 +170,11 @@ PlanPointer GetPlan(const PlanRequest& request, const Bench& bench) {
     const auto choose = [&] {
       return std::make_shared<const Choice>(MeasureChoice(request, id, bench).choice);
     };
-    PlanPointer plan = ChosenPlan(request, *Choices().GetOrBuild(id, choose));
+    if (PlanPointer plan = ChosenPlan(request, *Choices().GetOrBuild(id, choose))) return plan;
+    // One that was stored and is not to be had any more, such as one of a fault found since.
+    const std::shared_ptr<const Choice> anew = choose();
+    Choices().Put(id, anew);
+    PlanPointer plan = ChosenPlan(request, *anew);
     return plan ? plan : FirstPlan(request);
   });
 }

@@ -306,6 +306,8 @@ Tuning Tune(const Problem& problem, const std::vector<PlanPointer>& candidates,
   arrays.Fill(bench.stream);
   std::optional<Verifier> verifier;
   if (problem.options.verify) verifier.emplace(problem, arrays, bench.stream);
+  // What was queued before is not to count against the budget.
+  CheckCuda(Cudart().stream_synchronize(bench.stream), "cudaStreamSynchronize");
   DeviceTrack track(plans, bench, arrays, verifier ? &*verifier : nullptr);
   TuningBudget budget{problem.options.tuning_candidates, problem.options.tuning_candidate_us,
                       problem.options.tuning_us};

@@ -49,6 +49,7 @@ def workspace(attributes: Attributes, device: int) -> int | None:
         _refuse_if_only_nondeterministic(attributes, device)
         return None
     except extension.ExhaustedError as error:
+        _refuse_if_only_nondeterministic(attributes, device)
         warnings.warn(
             f"jaxcudnn: {error}. XLA computes it instead, unless workspace_limit is raised",
             RuntimeWarning,

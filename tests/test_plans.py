@@ -136,10 +136,11 @@ class TestWorkspace:
         with pytest.warns(RuntimeWarning, match="needs more workspace than 1. XLA computes it"):
             assert _plans.workspace(MEASURE, DEVICE) is None
 
-    def test_none_that_is_deterministic_is_an_error(self, extension):
+    @pytest.mark.parametrize("error", ["UnsupportedError", "ExhaustedError"])
+    def test_none_that_is_deterministic_is_an_error(self, extension, error):
         def answer(attributes):
             if attributes["deterministic"]:
-                return extension.UnsupportedError("none")
+                return getattr(extension, error)("none")
             return plan(name="eng25")
 
         extension.known = answer
