@@ -27,15 +27,12 @@ _CREATE = [
 _DESCRIBE = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
 
 # SQLITE_ERROR is a fault of a statement, and so, the statements being right, of the tables that it
-# names. An error without a code is Python's, of text that is not UTF-8.
+# names. An error without a code is `Malformed`, or Python's, of text that is not UTF-8.
 _CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, None)
 
 
 class Malformed(sqlite3.DatabaseError):
     """A store's file whose tables or entries are not a store's."""
-
-    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-    sqlite_errorname = "SQLITE_CORRUPT"
 
 
 def choice(row: tuple) -> Choice:

@@ -422,6 +422,15 @@ def test_corruption_is_told_from_other_errors():
     assert _store_schema.is_corruption(corrupt) and not _store_schema.is_corruption(busy)
 
 
+def test_store_that_cannot_be_looked_through_is_not_corrupt(path):
+    store.put([tuned(1)])
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with closing(sqlite3.connect(path, timeout=0)) as connection:
+            with pytest.raises(sqlite3.OperationalError, match="database is locked"):
+                _store_schema.is_sound(connection)
+
+
 def test_another_store_is_tried_after_one_that_fails(path, monkeypatch):
     path.mkdir()
     assert len(warned(lambda: get(1))) == 1

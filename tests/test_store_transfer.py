@@ -69,7 +69,7 @@ def test_export_replaces_a_file_at_once(tmp_path, path, monkeypatch):
         patched.setattr(Path, "replace", full)
         with pytest.raises(OSError, match=r"export: \S+/link must be a file .* No space left"):
             store.export(link)
-    assert file.read_text() == "old"
+    assert file.read_text() == "old" and sorted(tmp_path.iterdir()) == [path.parent, link, file]
     assert store.export(link) == 1
     assert link.is_symlink() and file.read_text().startswith('{"jaxcudnn_choices"')
     assert sorted(tmp_path.iterdir()) == [path.parent, link, file]
