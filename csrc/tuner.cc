@@ -136,6 +136,19 @@ class Arrays {
   void* workspace_ = nullptr;
 };
 
+/// Waits for a stream when it goes, and so also when something was thrown: the memory that is in use
+/// there goes back to the pool then, where others may have it on other streams.
+class Drain {
+ public:
+  explicit Drain(cudaStream_t stream) : stream_(stream) {}
+  ~Drain() { (void)Cudart().stream_synchronize(stream_); }
+  Drain(const Drain&) = delete;  // one scope, one drain
+  Drain& operator=(const Drain&) = delete;
+
+ private:
+  cudaStream_t stream_;
+};
+
 /// Compares a result on the device with samples computed on the host.
 class Verifier {
  public:
@@ -302,6 +315,7 @@ Tuning Tune(const Problem& problem, const std::vector<PlanPointer>& candidates,
   for (size_t number : numbers) plans.push_back(candidates[number]);
   void* memory = plans.empty() ? nullptr : Allocate(bench, BytesToTune(problem, plans));
   if (!memory) return give_up(kMemoryIsShort);
+  const Drain drain(bench.stream);
   const Arrays arrays(problem.spec, memory);
   arrays.Fill(bench.stream);
   std::optional<Verifier> verifier;
@@ -320,7 +334,6 @@ Tuning Tune(const Problem& problem, const std::vector<PlanPointer>& candidates,
   if (fastest != kNone) tuning.fastest = numbers[fastest];
   for (Timing& timing : tuning.timings) timing.reason = kMemoryIsShort;
   for (size_t i = 0; i < timings.size(); ++i) tuning.timings[numbers[i]] = timings[i];
-  // The memory goes back to the pool on return, where others may have it on other streams.
   CheckCuda(Cudart().stream_synchronize(bench.stream), "cudaStreamSynchronize");
   tuning.milliseconds = Microseconds(Clock::now() - start).count() / 1000;
   return tuning;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <limits>
 #include <string>
 #include <vector>
@@ -15,10 +16,11 @@ struct Timing {
   std::string name;
   double microseconds = std::numeric_limits<double>::quiet_NaN();  ///< of one run; NaN: not timed
   std::string reason;                                              ///< why not; else empty
+  bool failed = false;  ///< it was tried, and cannot run or computes something else
 };
 
 struct TuningBudget {
-  int64_t candidates;    ///< to be timed at most
+  int64_t candidates;    ///< to be tried at most
   int64_t candidate_us;  ///< for the runs of one, its first apart
   int64_t total_us;      ///< after which no further one is begun
 };
@@ -43,7 +45,8 @@ inline constexpr size_t kNone = static_cast<size_t>(-1);
 /// Each candidate runs once, to load its kernels, up to three times again, and if it is not behind
 /// then, some more. One whose first run is behind by more than loading explains is dropped at once.
 /// Then those close to the best run in turns, since clocks and neighbours change meanwhile, and the
-/// least time counts: whatever disturbs a run only slows it.
+/// least time counts: whatever disturbs a run only slows it. While all have failed that were tried,
+/// the next is, whatever the budget: something has to compute the convolution.
 template <typename Track>
 [[nodiscard]] size_t Race(Track& track, const TuningBudget& budget, std::vector<Timing>& timings) {
   constexpr double kBehind = 1.3, kClose = 1.1, kLoading_us = 2000;
@@ -60,10 +63,15 @@ template <typename Track>
     return static_cast<int>(std::clamp(affordable / 2, 1.0, static_cast<double>(kMostRuns)));
   };
 
+  const auto fail = [](Timing& timing, const std::exception& error) {
+    timing = {timing.name, std::numeric_limits<double>::quiet_NaN(), error.what(), true};
+  };
+
   int64_t begun = 0;
   for (size_t i = 0; i < timings.size(); ++i) {
     Timing& timing = timings[i];
-    if (begun == budget.candidates || (begun > 0 && !in_time(kHeats))) {
+    const bool has_one = best < std::numeric_limits<double>::infinity();
+    if (has_one && (begun >= budget.candidates || !in_time(kHeats))) {
       timing.reason = "the budget was spent";
       continue;
     }
@@ -84,8 +92,7 @@ template <typename Track>
       }
       best = std::min(best, timing.microseconds);
     } catch (const std::exception& error) {
-      timing.microseconds = std::numeric_limits<double>::quiet_NaN();
-      timing.reason = error.what();
+      fail(timing, error);
     }
   }
 
@@ -98,14 +105,21 @@ template <typename Track>
   };
   std::stable_sort(finalists.begin(), finalists.end(), faster);
   finalists.resize(std::min(finalists.size(), kFinalists));
-  if (finalists.empty()) return kNone;
+  const auto has_failed = [&](size_t i) { return timings[i].failed; };
   for (int round = 0; finalists.size() > 1 && round < kFinalRounds; ++round) {
     for (size_t i : finalists) {
       if (!in_time(1)) break;
       double& us = timings[i].microseconds;
-      us = std::min(us, track.Run(i, runs_for(us)));
+      try {
+        us = std::min(us, track.Run(i, runs_for(us)));
+      } catch (const std::exception& error) {
+        fail(timings[i], error);
+      }
     }
+    finalists.erase(std::remove_if(finalists.begin(), finalists.end(), has_failed),
+                    finalists.end());
   }
+  if (finalists.empty()) return kNone;
   return *std::min_element(finalists.begin(), finalists.end(), faster);
 }
 

@@ -31,6 +31,7 @@ UNCHECKED = {
     "(void)Cudart().event_destroy",
     "(void)Cudart().set_device",
     "(void)Cudart().stream_destroy",
+    "(void)Cudart().stream_synchronize",
 }
 
 

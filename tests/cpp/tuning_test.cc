@@ -130,10 +130,41 @@ void WhatCannotRunIsLeftOut() {
   Track track{{10, 50, 60}, {}, {"it computes 1 for 2", "", ""}};
   CHECK(RaceOf(track, timings) == 1);
   CHECK(timings[0].reason == "it computes 1 for 2" && std::isnan(timings[0].microseconds));
+  CHECK(timings[0].failed && !timings[1].failed && timings[0].name.empty());
   Track none{{10, 20}, {}, {"no", "no"}};
   CHECK(RaceOf(none, timings) == kNone);
   Track empty{{}, {}};
   CHECK(RaceOf(empty, timings) == kNone);
+}
+
+void OnesThatFailDoNotSpendTheBudgetOfOthers() {
+  std::vector<Timing> timings;
+  Track track{{10, 10, 50, 20}, {}, {"it computes 1 for 2", "it computes 3 for 2"}};
+  CHECK(RaceOf(track, timings, {1, 5000, 1'000'000}) == 2);
+  CHECK(track.runs[1].size() == 1 && track.runs[3].empty());
+  CHECK(timings[3].reason == "the budget was spent" && !timings[3].failed);
+  Track late{{10, 50, 20}, {}, {"it computes 1 for 2"}};
+  late.clock = 2'000'000;
+  CHECK(RaceOf(late, timings, {1000, 5000, 1'000'000}) == 1);
+  CHECK(late.runs[2].empty());
+}
+
+void OneThatFailsInTheFinalsIsLeftOut() {
+  std::vector<Timing> timings;
+  Track track{{50, 48}, {}};
+  track.noise = [](size_t index, int run) {
+    if (index == 1 && run == 4) throw std::runtime_error("no longer");
+    return 1.0;
+  };
+  CHECK(RaceOf(track, timings) == 0);
+  CHECK(timings[1].reason == "no longer" && timings[1].failed);
+  CHECK(std::isnan(timings[1].microseconds));
+  Track both{{50, 50}, {}};
+  both.noise = [](size_t, int run) {
+    if (run == 4) throw std::runtime_error("no longer");
+    return 1.0;
+  };
+  CHECK(RaceOf(both, timings) == kNone);
 }
 
 void FewerAreTriedInLessMemory() {
@@ -159,6 +190,8 @@ int main() {
   TheBudgetIsKept();
   FinalsEndWithTheBudgetToo();
   WhatCannotRunIsLeftOut();
+  OnesThatFailDoNotSpendTheBudgetOfOthers();
+  OneThatFailsInTheFinalsIsLeftOut();
   FewerAreTriedInLessMemory();
   return testing::failures != 0;
 }
