@@ -387,11 +387,13 @@ def lookups_part(section: dict[str, Any]) -> str:
 def memory_part(section: dict[str, Any]) -> str:
     """Tell what plans hold of the host's memory."""
     figures = section["figures"]
+    first, second = figures["executions_kib"]
     return (
         f"Host memory: {figures['shapes']} shapes planned in one process, of which the cache keeps "
         f"{figures['kept']} plans, grew it by {number(figures['shapes_mib'])} MiB (to "
-        f"{number(figures['peak_mib'])} MiB at its peak); {figures['executions']} executions then "
-        f"by {number(figures['executions_kib'])} KiB."
+        f"{number(figures['peak_mib'])} MiB at its peak). After {figures['executions']} executions of "
+        f"one program, as many again grew it by {number(first)} KiB, and as many again by "
+        f"{number(second)} KiB."
     )
 
 

@@ -2,6 +2,7 @@
 """The sections of `tuning_figures.py`: what each measures, and how."""
 
 import gc
+import itertools
 import math
 import resource
 import statistics
@@ -133,20 +134,19 @@ def memory(machine: Machine, record: Record, effort: Effort) -> None:
     def repeated(x: jax.Array, w: jax.Array) -> jax.Array:
         return lax.fori_loop(0, per_call, lambda _, x: layer(x, w), x)
 
-    for _ in range(10):  # until allocators have what they keep
-        jax.block_until_ready(repeated(x, w))
-    gc.collect()
-    before = _resident()
-    for _ in range(effort.executions // per_call):
-        jax.block_until_ready(repeated(x, w))
-    gc.collect()
+    sizes = []
+    for _ in range(3):  # in the first, allocators get what they keep
+        for _ in range(effort.executions // per_call):
+            jax.block_until_ready(repeated(x, w))
+        gc.collect()
+        sizes.append(_resident())
     record.figures(
         shapes=effort.shapes,
         shapes_mib=grown / 2**20,
         peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
         kept=machine.plans_kept(),
         executions=effort.executions,
-        executions_kib=(_resident() - before) / 2**10,
+        executions_kib=[(b - a) / 2**10 for a, b in itertools.pairwise(sizes)],
     )
     print(f"  {record.values}", flush=True)
 

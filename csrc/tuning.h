@@ -49,7 +49,7 @@ inline constexpr size_t kNone = static_cast<size_t>(-1);
 /// the next is, whatever the budget: something has to compute the convolution.
 template <typename Track>
 [[nodiscard]] size_t Race(Track& track, const TuningBudget& budget, std::vector<Timing>& timings) {
-  constexpr double kBehind = 1.3, kClose = 1.1, kLoading_us = 2000;
+  constexpr double kBehind = 1.3, kClose = 1.1, kLoading_us = 10'000;
   constexpr double kHeats = 0.75;  // of the time; the rest is for the finals
   constexpr int kFewRuns = 3;      // one alone can take half as long again
   constexpr int kMostRuns = 8, kFinalRounds = 3;
@@ -78,14 +78,9 @@ template <typename Track>
     ++begun;
     try {
       const double first = track.Run(i, 1);
-      if (first > kBehind * best && first - best > kLoading_us) {
-        timing.microseconds = first;
-        continue;
-      }
       timing.microseconds = first;
-      if (first <= static_cast<double>(budget.candidate_us)) {
-        timing.microseconds = track.Run(i, std::min(kFewRuns, runs_for(first)));
-      }
+      if (first > kBehind * best && first - best > kLoading_us) continue;
+      if (in_time(1)) timing.microseconds = track.Run(i, std::min(kFewRuns, runs_for(first)));
       const double again = timing.microseconds;
       if (again < kBehind * best && again <= static_cast<double>(budget.candidate_us)) {
         timing.microseconds = std::min(again, track.Run(i, runs_for(again)));

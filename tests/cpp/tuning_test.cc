@@ -69,7 +69,7 @@ void OneThatWasDisturbedOnceStillWins() {
 
 void LoadingIsNotHeldAgainstAnyone() {
   std::vector<Timing> timings;
-  Track track{{50, 40}, {100, 1900}};
+  Track track{{1700, 1600}, {100, 9'900}};
   CHECK(RaceOf(track, timings) == 1);
 }
 
@@ -84,12 +84,16 @@ void OneFarBehindRunsOnce() {
   CHECK(behind.runs[1] == (std::vector<int>{1, 3}));
 }
 
-void LongOnesRunOnce() {
+void LongOnesRunAgainIfThereIsTime() {
   std::vector<Timing> timings;
-  Track track{{80'000}, {}};
+  Track track{{80'000}, {9'000}};
   CHECK(RaceOf(track, timings) == 0);
-  CHECK(track.runs[0] == (std::vector<int>{1}));
-  CHECK(timings[0].microseconds == 80'000);
+  CHECK(track.runs[0] == (std::vector<int>{1, 1}));
+  CHECK(timings[0].microseconds == 80'000);  // without loading
+  Track late{{80'000}, {9'000}};
+  CHECK(RaceOf(late, timings, {1000, 5000, 80'000}) == 0);
+  CHECK(late.runs[0] == (std::vector<int>{1}));
+  CHECK(timings[0].microseconds == 89'000);
 }
 
 void ShortOnesRunOftenAndTheBudgetOfEachIsKept() {
@@ -185,7 +189,7 @@ int main() {
   OneThatWasDisturbedOnceStillWins();
   LoadingIsNotHeldAgainstAnyone();
   OneFarBehindRunsOnce();
-  LongOnesRunOnce();
+  LongOnesRunAgainIfThereIsTime();
   ShortOnesRunOftenAndTheBudgetOfEachIsKept();
   TheBudgetIsKept();
   FinalsEndWithTheBudgetToo();
