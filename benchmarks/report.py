@@ -391,7 +391,7 @@ def memory_part(section: dict[str, Any]) -> str:
     return (
         f"Host memory: {figures['shapes']} shapes planned in one process, of which the cache keeps "
         f"{figures['kept']} plans, grew it by {number(figures['shapes_mib'])} MiB (to "
-        f"{number(figures['peak_mib'])} MiB at its peak). After {figures['executions']} executions of "
+        f"{number(figures['peak_mib'])} MiB at its peak). After {figures['executions']} runs of "
         f"one program, as many again grew it by {number(first)} KiB, and as many again by "
         f"{number(second)} KiB."
     )
