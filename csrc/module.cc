@@ -251,7 +251,9 @@ NB_MODULE(_native, m) {
       "device"_a, "memory"_a, "bytes"_a, "attributes"_a,
       nb::sig("def measure(device: int, memory: int, bytes: int, **attributes: typing.Any) -> "
               "Tuning"),
-      "Times the candidates in device memory that nothing else uses, and remembers the fastest.");
+      "Times the candidates in device memory that nothing else uses, and remembers the fastest "
+      "where "
+      "the algorithm is one that measures.");
   m.def(
       "plan_from_properties",
       [](const std::string& properties_json, int64_t alignment, const nb::kwargs& attributes) {

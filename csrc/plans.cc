@@ -105,12 +105,15 @@ struct Measured {
   Tuning tuning;
 };
 
-/// Times the candidates. If none could be, the choice is cuDNN's first, which nothing stores.
+/// Times the candidates. If none could be, the choice is the first that has not failed, which
+/// nothing stores; and nor is what was timed although the options choose otherwise.
 Measured MeasureChoice(const PlanRequest& request, const ChoiceId& id, const Bench& bench) {
   const std::shared_ptr<const PlanList> list = ListFor(request);
   Tuning tuning = Tune(request.problem, *list, bench);
   if (tuning.fastest == kNone) {
-    if (request.problem.options.verify) {
+    const auto has_failed = [](const Timing& timing) { return timing.failed; };
+    const auto untried = std::find_if_not(tuning.timings.begin(), tuning.timings.end(), has_failed);
+    if (request.problem.options.verify && untried == tuning.timings.end()) {
       for (const Timing& timing : tuning.timings) {
         if (timing.reason.empty()) continue;
         const bool refused = timing.reason.rfind("it computes", 0) == 0;
@@ -122,7 +125,10 @@ Measured MeasureChoice(const PlanRequest& request, const ChoiceId& id, const Ben
         }
       }
     }
-    const PlanPointer first = FirstPlan(request);
+    const bool is_second = untried != tuning.timings.begin() && untried != tuning.timings.end();
+    const PlanPointer first = is_second
+                                  ? (*list)[static_cast<size_t>(untried - tuning.timings.begin())]
+                                  : FirstPlan(request);
     return {{first->name(), first->origin().microseconds, first->workspace_size(), 0,
              tuning.milliseconds, first->origin().source},
             std::move(tuning)};
@@ -131,7 +137,7 @@ Measured MeasureChoice(const PlanRequest& request, const ChoiceId& id, const Ben
   Choice choice{plan->name(),           tuning.timings[tuning.fastest].microseconds,
                 plan->workspace_size(), tuning.tried(),
                 tuning.milliseconds,    "measured"};
-  Fresh().Add({id.key, id.gpu, choice});
+  if (request.problem.options.is_measured()) Fresh().Add({id.key, id.gpu, choice});
   return {std::move(choice), std::move(tuning)};
 }
 
@@ -184,7 +190,7 @@ MeasuredPlan MeasurePlan(const PlanRequest& request, const Bench& bench) {
   Measured measured = MeasureChoice(request, id, bench);
   PlanPointer plan = ChosenPlan(request, measured.choice);
   if (!plan) plan = FirstPlan(request);
-  if (measured.tuning.fastest != kNone) {
+  if (measured.tuning.fastest != kNone && request.problem.options.is_measured()) {
     Choices().Put(id, std::make_shared<const Choice>(std::move(measured.choice)));
     Plans().Put(request, plan);
   }

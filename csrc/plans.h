@@ -40,7 +40,8 @@ PlanPointer KnownPlan(const PlanRequest& request);
 /// is cuDNN's first.
 PlanPointer GetPlan(const PlanRequest& request, const Bench& bench);
 
-/// Measures although the plan may be known, and remembers it from now on.
+/// Measures although the plan may be known, and remembers it from now on, unless the options name
+/// a plan or take cuDNN's first: these stay what they are.
 struct MeasuredPlan {
   PlanPointer plan;
   Tuning tuning;

@@ -136,8 +136,8 @@ class Arrays {
   void* workspace_ = nullptr;
 };
 
-/// Waits for a stream when it goes, and so also when something was thrown: the memory that is in use
-/// there goes back to the pool then, where others may have it on other streams.
+/// Waits for a stream when it goes, and so also when something was thrown: the memory that is in
+/// use there goes back to the pool then, where others may have it on other streams.
 class Drain {
  public:
   explicit Drain(cudaStream_t stream) : stream_(stream) {}

@@ -114,7 +114,8 @@ def plans(
         op: what to compute: 'fprop' for the output, 'dgrad' or 'wgrad' for the gradient with
             respect to its input or its filter.
         measure: whether plans are timed, as `algorithm` and `tuning_budget` of the options say,
-            and the fastest is remembered for this convolution. False lists them untimed.
+            and the fastest is remembered for this convolution if the algorithm is one that
+            measures. False lists them untimed.
         options: those under which plans are considered, or a dict of those that differ from the
             spec's own; None for the spec's own.
 
@@ -153,7 +154,9 @@ def plans(
     attributes = _lowering._attributes(op, spec)
     listed = {plan.name: plan for plan in _plans.candidates(attributes, device)}
     tuning = _plans.measure(attributes, device) if measure and listed else None
-    chosen = tuning.plan if tuning else _plans.known(attributes, device) if listed else None
+    chosen = _plans.known(attributes, device) if listed else None  # named, or first, all the same
+    if chosen is None and tuning:
+        chosen = tuning.plan
     timings = {timing.name: timing for timing in tuning.timings} if tuning else {}
     if chosen is not None:
         listed.setdefault(chosen.name, chosen)

@@ -88,7 +88,9 @@ def candidates(attributes: Attributes, device: int) -> list[Any]:
 
 
 def measure(attributes: Attributes, device: int) -> Any:
-    """Time the candidates now, on memory from JAX's pool, and remember and store the fastest.
+    """Time the candidates now, on memory from JAX's pool.
+
+    The fastest is remembered and stored if the algorithm is one that measures.
 
     Raises:
         RuntimeError: as `known`.

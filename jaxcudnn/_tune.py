@@ -169,6 +169,9 @@ def _tuned(op: str, spec: ConvSpec, attributes: dict[str, Any], device: int) -> 
         tuning = _plans.measure(attributes, device)
     except RuntimeError as error:
         return TunedRow(op, spec, failure=str(error))
+    if known_time(tuning.plan) is None:  # it is cuDNN's first, for want of anything better
+        reasons = dict.fromkeys(timing.reason for timing in tuning.timings if timing.reason)
+        return TunedRow(op, spec, failure=f"no plan could be timed: {'; '.join(reasons)}")
     row = _row(op, spec, tuning.plan)
     return replace(row, milliseconds=tuning.milliseconds, measured=True)
 

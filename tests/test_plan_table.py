@@ -70,6 +70,14 @@ def test_nothing_is_chosen_before_measuring(gpu, spec):
     assert table.chosen is None
 
 
+def test_measuring_does_not_choose_for_who_has_chosen(gpu, spec):
+    gpu.plans["fprop"] = FIRST
+    table = plans(spec, options={"algorithm": "heuristic"})
+    assert len(gpu.measured) == 1
+    assert [each.microseconds for each in table] == [20.0, 31.0, None]
+    assert table.chosen is table[1]
+
+
 def test_what_could_not_be_built_or_is_not_a_candidate_is_listed_too(gpu, spec):
     gpu.candidates = (Plan(microseconds=math.nan),)
     gpu.timings = (Timing("eng5_k1=0", 20.0), Timing("eng61", math.nan, "wrong by 0.6 %"))

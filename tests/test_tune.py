@@ -2,6 +2,7 @@
 """What `tune` measures, what it skips, and what it says meanwhile."""
 
 import io
+import math
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import jaxcudnn
 from aot import shaped
 from jaxcudnn import _load, _lowering, _progress
 from jaxcudnn._tune import tune
-from plan_stand_ins import FIRST, Plan, StandIn
+from plan_stand_ins import FIRST, Plan, StandIn, Timing
 
 pytestmark = pytest.mark.usefixtures("measuring")
 
@@ -124,6 +125,20 @@ def test_one_that_fails_does_not_stop_the_others(gpu):
     assert "failed [1]" in text
     assert "1 failed" in text
     assert text.endswith("[1] jaxcudnn: the GPU fell off the bus during dgrad")
+
+
+def test_nothing_could_be_timed(gpu):
+    gpu.timings = [
+        Timing(name, math.nan, reason)
+        for name, reason in [
+            ("eng2_k3=1", "memory is short"),
+            ("eng5_k1=0", "it computes 1 for 2"),
+            ("eng9", "memory is short"),
+        ]
+    ]
+    tuned = tune(conv, X, W, progress=False)
+    assert (tuned.measured, tuned.failed, tuned[0].plan) == (0, 1, "")
+    assert tuned[0].failure == "no plan could be timed: memory is short; it computes 1 for 2"
 
 
 def test_text(gpu):
