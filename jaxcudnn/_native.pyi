@@ -123,7 +123,7 @@ def bytes_to_measure(device: int, **attributes: Any) -> int:
 
 def measure(device: int, memory: int, bytes: int, **attributes: Any) -> Tuning:
     """
-    Times the candidates in device memory that nothing else uses, and remembers the fastest.
+    Times the candidates in device memory that nothing else uses, and remembers the fastest where the algorithm is one that measures.
     """
 
 def plan_from_properties(properties_json: str, alignment: int = 16, **attributes: Any) -> Plan:
