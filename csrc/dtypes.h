@@ -9,7 +9,7 @@
 
 namespace jaxcudnn {
 
-/// Element types of x, w and y. A new one needs a row in `kDataTypes` and a case in planner.cc.
+/// Element types of x, w and y. A new one needs a row in `kDataTypes` and a case in conv_graph.h.
 enum class DataType { kFloat16, kBFloat16, kFloat32, kFloat64 };
 
 struct DataTypeRow {

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Included by planner.cc alone: cudnn_frontend takes most of a minute to compile.
+#pragma once
+
+#include <cudnn_frontend.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "error.h"
+#include "known_faults.h"
+#include "planner.h"
+
+namespace jaxcudnn {
+
+namespace fe = cudnn_frontend;
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+using DeviceProperties = std::shared_ptr<const fe::DeviceProperties>;
+
+enum Uid : int64_t { kX = 1, kW = 2, kY = 3 };
+
+// As many recommendations make it needless to ask for more.
+inline constexpr size_t kSeveral = 8;
+// Bytes that any plan may need to be worth measuring; more only if cuDNN's first needs it too.
+inline constexpr int64_t kOrdinaryWorkspace = int64_t{64} << 20;
+// What every plan's name begins with, before the engine's number.
+inline constexpr std::string_view kEngine = "eng";
+// Right for anything and fast for little: cuDNN puts it first where it is the best.
+inline constexpr std::string_view kGenericEngine = "eng0";
+
+// cuDNN's messages can run to many lines; the first few hundred characters name the cause.
+inline constexpr size_t kLongestReason = 400;
+
+inline void CheckFrontend(fe::error_t status, const char* what) {
+  if (status.is_good()) return;
+  const bool unsupported = status.get_code() == fe::error_code_t::GRAPH_NOT_SUPPORTED;
+  throw Error(unsupported ? ErrorCode::kUnsupported : ErrorCode::kInternal,
+              std::string(what) + " failed: " + status.get_message().substr(0, kLongestReason));
+}
+
+inline fe::DataType_t ToFrontend(DataType type) {
+  switch (type) {
+    case DataType::kFloat16:
+      return fe::DataType_t::HALF;
+    case DataType::kBFloat16:
+      return fe::DataType_t::BFLOAT16;
+    case DataType::kFloat32:
+      return fe::DataType_t::FLOAT;
+    case DataType::kFloat64:
+      return fe::DataType_t::DOUBLE;
+  }
+  throw Error(ErrorCode::kInternal, "a DataType is missing from ToFrontend");
+}
+
+/// What products are summed in.
+inline fe::DataType_t Accumulator(DataType type) {
+  return type == DataType::kFloat64 ? fe::DataType_t::DOUBLE : fe::DataType_t::FLOAT;
+}
+
+/// Packed strides of N C spatial... sizes whose memory order is N spatial... C. The same rule gives
+/// K window... C for filters, the only filter order that cuDNN computes correctly by strides: given
+/// the strides of H W I O it reads the bytes as O H W I.
+inline std::vector<int64_t> ChannelsLastStrides(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  strides[1] = 1;
+  int64_t stride = sizes[1];
+  for (size_t axis = sizes.size() - 1; axis >= 2; --axis) {
+    strides[axis] = stride;
+    stride *= sizes[axis];
+  }
+  strides[0] = stride;
+  return strides;
+}
+
+struct FoundPlan {
+  std::shared_ptr<fe::ExecutionPlan> plan;
+  std::string name;
+};
+
+/// A cudnn_frontend graph of one convolution, with its list of candidate plans.
+class ConvGraph : public fe::graph::Graph {
+  using Source = void (ConvGraph::*)();
+
+ public:
+  ConvGraph(const Problem& problem, DeviceProperties properties, const Target& target)
+      : problem_(problem), target_(target) {
+    set_io_data_type(ToFrontend(problem.spec.dtype));
+    set_intermediate_data_type(Accumulator(problem.spec.dtype));
+    set_compute_data_type(Accumulator(problem.spec.dtype));
+    set_device_properties(std::move(properties));
+    AddOperation();
+    CheckFrontend(validate(), "validating the cuDNN graph");
+    CheckFrontend(build_operation_graph(), "building the cuDNN graph");
+    deselect_workspace_greater_than(problem.workspace_limit);
+  }
+
+  /// Why cuDNN refused what it refused last.
+  [[nodiscard]] const std::string& reason() const { return reason_; }
+
+  /// The first candidate that may be used and can be built.
+  std::optional<FoundPlan> First() {
+    for (Source append : Sources()) {
+      for (size_t index : Append(append)) {
+        if (auto found = Built(index)) return found;
+      }
+    }
+    return std::nullopt;
+  }
+
+  /// The candidate of this name, if it may be used and can be built.
+  std::optional<FoundPlan> Named(std::string_view name) {
+    for (Source append : Sources()) {
+      for (size_t index : Append(append)) {
+        if (NameOf(index) == name) return Built(index);
+      }
+    }
+    return std::nullopt;
+  }
+
+  /// The names of all candidates that may be used.
+  std::vector<std::string> Names() {
+    std::vector<std::string> names;
+    for (Source append : Sources()) {
+      for (size_t index : Append(append)) names.push_back(NameOf(index));
+    }
+    return names;
+  }
+
+  /// Candidates that can be built, those compiled at run time last. Unless `everything` is asked
+  /// for, cuDNN's recommendations are enough if there are several; so is the generic engine left
+  /// out, one that has to be compiled, and one whose workspace is out of proportion, if there are
+  /// others (docs/decisions.md).
+  std::vector<FoundPlan> All(bool everything) {
+    std::vector<FoundPlan> found;
+    std::vector<size_t> compiled_at_run_time;
+    const auto add = [&](Source append) {
+      for (size_t index : Append(append)) {
+        if (IsCompiledAtRunTime(index)) {
+          compiled_at_run_time.push_back(index);
+        } else if (auto plan = Built(index)) {
+          found.push_back(*std::move(plan));
+        }
+      }
+    };
+    for (Source append : Sources()) {
+      add(append);
+      if (!everything && found.size() >= kSeveral) {
+        add(&ConvGraph::AppendSeenEngines);
+        break;
+      }
+    }
+    for (size_t index : compiled_at_run_time) {
+      if (!everything && !found.empty()) break;
+      if (auto plan = Built(index)) found.push_back(*std::move(plan));
+    }
+    if (!everything && !found.empty()) {
+      const int64_t most = std::max(found[0].plan->getWorkspaceSize(), kOrdinaryWorkspace);
+      const auto is_unpromising = [&](const FoundPlan& plan) {
+        return EngineOf(plan.name) == kGenericEngine || plan.plan->getWorkspaceSize() > most;
+      };
+      found.erase(std::remove_if(found.begin() + 1, found.end(), is_unpromising), found.end());
+    }
+    return found;
+  }
+
+ private:
+  void AddOperation() {
+    const ConvSpec& spec = problem_.spec;
+    switch (spec.op) {
+      case ConvOp::kFprop: {
+        Tensor x = Operand(kX, spec.x), w = Operand(kW, spec.w);
+        Result(conv_fprop(x, w, WithGeometry(fe::graph::Conv_fprop_attributes())), kY, spec.y);
+        return;
+      }
+      case ConvOp::kDgrad: {
+        Tensor dy = Operand(kY, spec.y), w = Operand(kW, spec.w);
+        Result(conv_dgrad(dy, w, WithGeometry(fe::graph::Conv_dgrad_attributes())), kX, spec.x);
+        return;
+      }
+      case ConvOp::kWgrad: {
+        Tensor dy = Operand(kY, spec.y), x = Operand(kX, spec.x);
+        Result(conv_wgrad(dy, x, WithGeometry(fe::graph::Conv_wgrad_attributes())), kW, spec.w);
+        return;
+      }
+    }
+  }
+
+  template <typename Attributes>
+  Attributes WithGeometry(Attributes attributes) const {
+    const ConvSpec& spec = problem_.spec;
+    attributes.set_pre_padding(spec.pre_padding)
+        .set_post_padding(spec.post_padding)
+        .set_stride(spec.stride)
+        .set_dilation(spec.dilation)
+        .set_convolution_mode(spec.flip ? fe::ConvolutionMode_t::CONVOLUTION
+                                        : fe::ConvolutionMode_t::CROSS_CORRELATION);
+    return attributes;
+  }
+
+  Tensor Operand(Uid uid, const std::vector<int64_t>& sizes) {
+    return tensor(fe::graph::Tensor_attributes()
+                      .set_uid(uid)
+                      .set_dim(sizes)
+                      .set_stride(ChannelsLastStrides(sizes))
+                      .set_data_type(ToFrontend(problem_.spec.dtype))
+                      .set_alignment(problem_.alignment));
+  }
+
+  void Result(const Tensor& result, Uid uid, const std::vector<int64_t>& sizes) {
+    result->set_output(true)
+        .set_uid(uid)
+        .set_dim(sizes)
+        .set_stride(ChannelsLastStrides(sizes))
+        .set_data_type(ToFrontend(problem_.spec.dtype))
+        .set_alignment(problem_.alignment);
+  }
+
+  /// Where candidates come from, the best first. Below full alignment it is cuDNN's generic engine
+  /// alone: others say that they support it and then read in vectors, which faults (engine 67 for
+  /// float32 filter gradients, cuDNN 9.19).
+  [[nodiscard]] std::vector<Source> Sources() const {
+    if (problem_.alignment < kFullAlignment) return {&ConvGraph::AppendGeneric};
+    return {&ConvGraph::AppendPreferred, &ConvGraph::AppendFallback, &ConvGraph::AppendEveryEngine};
+  }
+
+  void AppendGeneric() { AppendEngine(0); }
+  void AppendPreferred() { AppendHeuristic(fe::HeurMode_t::A); }
+  void AppendFallback() { AppendHeuristic(fe::HeurMode_t::FALLBACK); }
+
+  void AppendHeuristic(fe::HeurMode_t mode) {
+    // An empty list is reported as a failure; the next source may still have something.
+    if (fe::error_t status = create_execution_plans({mode}); status.is_bad()) {
+      reason_ = status.get_message();
+    }
+  }
+
+  /// Filters can empty both lists although fitting engines exist (float32 without TF32, small
+  /// alignments), so the last resort is to ask for each engine by its number.
+  void AppendEveryEngine() {
+    int64_t count = 0;
+    CheckFrontend(get_engine_count(count), "counting cuDNN's engines");
+    for (int64_t id = 0; id < count; ++id) AppendEngine(id);
+  }
+
+  /// Engines that were recommended with certain knobs, with their own defaults: now and then
+  /// better.
+  void AppendSeenEngines() {
+    std::set<int64_t> ids;
+    for (const std::string& name : seen_) ids.insert(std::stoll(name.substr(kEngine.size())));
+    for (int64_t id : ids) AppendEngine(id);
+  }
+
+  void AppendEngine(int64_t id) {
+    if (fe::error_t status = create_execution_plan(id, {}); status.is_bad()) {
+      reason_ = status.get_message();
+    }
+  }
+
+  /// Asks a source for candidates and gives those that have not been seen under the same name and
+  /// may be used, the ones that need run-time compilation (seconds each) last.
+  std::vector<size_t> Append(Source append) {
+    const auto first = static_cast<size_t>(get_execution_plan_count());
+    (this->*append)();
+    std::vector<size_t> indices;
+    const auto count = static_cast<size_t>(get_execution_plan_count());
+    for (size_t index = first; index < count; ++index) {
+      const std::string name = NameOf(index);
+      if (seen_.insert(name).second && Allowed(index, name)) indices.push_back(index);
+    }
+    std::stable_partition(indices.begin(), indices.end(),
+                          [this](size_t index) { return !IsCompiledAtRunTime(index); });
+    return indices;
+  }
+
+  [[nodiscard]] bool Allowed(size_t index, const std::string& name) {
+    const PlanOptions& options = problem_.options;
+    const std::vector<fe::NumericalNote_t>& notes = plans.numeric_notes[index];
+    if (!NumericsAllowed(notes) || Lists(options.exclude_engines, EngineOf(name)) ||
+        (!options.allow_runtime_compilation && IsCompiledAtRunTime(index))) {
+      return false;
+    }
+    const bool tensor_cores =
+        std::count(notes.begin(), notes.end(), fe::NumericalNote_t::TENSOR_CORE) > 0;
+    const Demands demands{options.deterministic, options.allow_reduced_precision_reduction};
+    const auto* fault = FaultOf(problem_.spec, {name, tensor_cores}, target_, demands);
+    if (fault) reason_ = "a known fault: " + Summary(TextOf(*fault));
+    return fault == nullptr;
+  }
+
+  [[nodiscard]] bool IsCompiledAtRunTime(size_t index) const {
+    const auto& notes = plans.behavior_notes[index];
+    return std::find(notes.begin(), notes.end(), fe::BehaviorNote_t::RUNTIME_COMPILATION) !=
+           notes.end();
+  }
+
+  std::optional<FoundPlan> Built(size_t index) {
+    fe::error_t status = build_plan_at_index(static_cast<int64_t>(index));
+    if (status.is_bad()) {
+      reason_ = status.get_message();
+      return std::nullopt;
+    }
+    auto plan = plans.execution_plans[index];
+    if (plan->getWorkspaceSize() <= problem_.workspace_limit) return FoundPlan{plan, NameOf(index)};
+    reason_ = "a plan turned out to need more workspace than its description said";
+    return std::nullopt;
+  }
+
+  [[nodiscard]] std::string NameOf(size_t index) const {
+    std::string name;
+    CheckFrontend(get_plan_name_at_index(static_cast<int64_t>(index), name), "naming a plan");
+    return name;
+  }
+
+  /// Products are summed in float32, of operands as they are; TF32 only where the caller allows it.
+  /// Transform methods (FFT, Winograd) are exact neither for integers nor in their error bound.
+  [[nodiscard]] bool NumericsAllowed(const std::vector<fe::NumericalNote_t>& notes) const {
+    const bool strict = problem_.spec.dtype == DataType::kFloat32 && !problem_.spec.allow_tf32;
+    for (fe::NumericalNote_t note : notes) {
+      switch (note) {
+        case fe::NumericalNote_t::REDUCED_PRECISION_REDUCTION:
+          if (!problem_.options.allow_reduced_precision_reduction) return false;
+          break;
+        case fe::NumericalNote_t::NONDETERMINISTIC:
+          if (problem_.options.deterministic) return false;
+          break;
+        case fe::NumericalNote_t::DOWN_CONVERT_INPUTS:
+        case fe::NumericalNote_t::FFT:
+        case fe::NumericalNote_t::WINOGRAD:
+        case fe::NumericalNote_t::WINOGRAD_TILE_4x4:
+        case fe::NumericalNote_t::WINOGRAD_TILE_6x6:
+        case fe::NumericalNote_t::WINOGRAD_TILE_13x13:
+          return false;
+        case fe::NumericalNote_t::TENSOR_CORE:
+          if (strict) return false;
+          break;
+        default:
+          break;
+      }
+    }
+    return true;
+  }
+
+  const Problem& problem_;
+  const Target target_;
+  std::string reason_;
+  std::unordered_set<std::string> seen_;
+};
+
+}  // namespace jaxcudnn
