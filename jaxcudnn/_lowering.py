@@ -250,9 +250,13 @@ def _options_of(options: Options, op: str) -> dict[str, Any]:
         "exclude_engines": ",".join(options.exclude_engines),
         "verify": options.verify,
         "tuning_candidates": budget.candidates,
-        "tuning_candidate_us": round(1000 * budget.candidate_milliseconds),
-        "tuning_us": round(1000 * budget.milliseconds),
+        "tuning_candidate_us": _microseconds(budget.candidate_milliseconds),
+        "tuning_us": _microseconds(budget.milliseconds),
     }
+
+
+def _microseconds(milliseconds: float) -> int:
+    return round(min(1000 * milliseconds, 2.0**62))  # an attribute has 64 bits
 
 
 def _ffi_attribute(value: Any) -> Any:

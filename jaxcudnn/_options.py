@@ -5,21 +5,26 @@ The options in force where a call is traced become part of its `ConvSpec`, so th
 that JAX takes of it later have them too.
 """
 
+import operator
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from numbers import Real
 from typing import Any
 
 import jax
+import numpy as np
 
 ALGORITHMS = ("heuristic", "measure", "exhaustive")
-"""The ways to choose a plan; any other word that begins as `_ENGINE` names a plan."""
+"""The ways to choose a plan; any other word that begins with an engine names one."""
 
 OPERATIONS = ("fprop", "dgrad", "wgrad")
 
-_ENGINE = "eng"
+_ENGINE = re.compile(r"eng(0|[1-9][0-9]*)")
+_PLAN = re.compile(r"eng[0-9][!-~]*")  # its knobs are cuDNN's, which says whether there is one
 _PREFIX = "JAXCUDNN_"
 _DETERMINISTIC_FLAGS = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
 
@@ -40,16 +45,10 @@ class TuningBudget:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _check_int("candidates", self.candidates, minimum=1, of="TuningBudget")
+        candidates = _int("candidates", self.candidates, minimum=1, of="TuningBudget")
+        object.__setattr__(self, "candidates", candidates)
         for name in ("candidate_milliseconds", "milliseconds"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"jaxcudnn.TuningBudget: {name} must be a number, got {value!r}")
-            if not 0 < value < float("inf"):
-                raise ValueError(
-                    f"jaxcudnn.TuningBudget: {name} must be positive and finite, got {value!r}; "
-                    f"algorithm='heuristic' measures nothing"
-                )
+            object.__setattr__(self, name, _milliseconds(name, getattr(self, name)))
 
 
 @dataclass(frozen=True)
@@ -91,15 +90,15 @@ class Options:
     verify: bool = True
 
     def __post_init__(self) -> None:
-        """Check the values, and make what is hashable of them."""
-        if isinstance(self.algorithm, Mapping):
-            object.__setattr__(self, "algorithm", tuple(sorted(self.algorithm.items())))
-        _check_algorithm(self.algorithm)
-        _check_int("workspace_limit", self.workspace_limit, minimum=1, of="Options")
+        """Check the values, NumPy's among them, and make of them Python's own, which hash."""
+        object.__setattr__(self, "algorithm", _algorithm(self.algorithm))
+        limit = _int("workspace_limit", self.workspace_limit, minimum=1, of="Options")
+        object.__setattr__(self, "workspace_limit", limit)
         for name in [each.name for each in fields(self) if each.type is bool]:
             value = getattr(self, name)
-            if not isinstance(value, bool):
+            if not isinstance(value, (bool, np.bool_)):
                 raise TypeError(f"jaxcudnn.Options: {name} must be True or False, got {value!r}")
+            object.__setattr__(self, name, bool(value))
         object.__setattr__(self, "exclude_engines", _engines(self.exclude_engines))
         if not isinstance(self.tuning_budget, TuningBudget):
             raise TypeError(
@@ -249,28 +248,64 @@ def _read(name: str, text: str) -> Any:
         ) from error
 
 
-def _check_algorithm(algorithm: Any) -> None:
-    pairs = algorithm if isinstance(algorithm, tuple) else (("fprop", algorithm),)
-    for op, name in pairs:
+def _algorithm(value: Any) -> str | tuple[tuple[str, str], ...]:
+    """Read one name, or one for each operation, as a mapping or the pairs that one becomes."""
+    if isinstance(value, str):
+        return _name(value)
+    try:
+        by_op = dict(value) if isinstance(value, (Mapping, tuple)) else None
+    except (TypeError, ValueError):
+        by_op = None
+    if by_op is None or len(by_op) < len(value):
+        raise TypeError(
+            f"jaxcudnn.Options: algorithm must be a string, got {value!r}; write 'measure', or "
+            f"{{'wgrad': 'heuristic'}} to choose by operation"
+        )
+    for op in by_op:
         if op not in OPERATIONS:
             raise ValueError(
                 f"jaxcudnn.Options: algorithm by operation must be for {', '.join(OPERATIONS)}, "
                 f"got {op!r}"
             )
-        if not isinstance(name, str):
-            raise TypeError(f"jaxcudnn.Options: algorithm must be a string, got {name!r}")
-        if name not in ALGORITHMS and not name.startswith(_ENGINE):
-            raise ValueError(
-                f"jaxcudnn.Options: algorithm must be one of {', '.join(ALGORITHMS)} or a plan's "
-                f"name, got {name!r}; jaxcudnn.plans lists the names"
-            )
+    return tuple((str.__str__(op), _name(name)) for op, name in sorted(by_op.items()))
 
 
-def _check_int(name: str, value: Any, *, minimum: int, of: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"jaxcudnn.{of}: {name} must be an integer, got {value!r}")
-    if not minimum <= value < 2**63:
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"jaxcudnn.Options: algorithm must be a string, got {name!r}")
+    if name not in ALGORITHMS and not _PLAN.fullmatch(name):
+        raise ValueError(
+            f"jaxcudnn.Options: algorithm must be one of {', '.join(ALGORITHMS)} or a plan's "
+            f"name, got {name!r}; jaxcudnn.plans lists the names"
+        )
+    return str.__str__(name)
+
+
+def _int(name: str, value: Any, *, minimum: int, of: str) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError("a truth value")
+        number = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"jaxcudnn.{of}: {name} must be an integer, got {value!r}") from error
+    if not minimum <= number < 2**63:
         raise ValueError(f"jaxcudnn.{of}: {name} must be at least {minimum}, got {value!r}")
+    return number
+
+
+def _milliseconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"jaxcudnn.TuningBudget: {name} must be a number, got {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = float("inf")
+    if not 0 < number < float("inf"):
+        raise ValueError(
+            f"jaxcudnn.TuningBudget: {name} must be positive and finite, got {value!r}; "
+            f"algorithm='heuristic' measures nothing"
+        )
+    return number
 
 
 def _engines(engines: Any) -> tuple[str, ...]:
@@ -280,9 +315,10 @@ def _engines(engines: Any) -> tuple[str, ...]:
             f"('eng57',)"
         )
     for engine in engines:
-        if not (isinstance(engine, str) and engine.removeprefix(_ENGINE).isdecimal()):
+        if not (isinstance(engine, str) and _ENGINE.fullmatch(engine)):
             raise ValueError(
                 f"jaxcudnn.Options: exclude_engines must hold engines' names, got {engine!r}; "
                 f"write 'eng57', which leaves out all of its plans"
             )
-    return tuple(sorted(set(engines), key=lambda engine: (len(engine), engine)))
+    names = {str.__str__(engine) for engine in engines}
+    return tuple(sorted(names, key=lambda engine: (len(engine), engine)))

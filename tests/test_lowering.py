@@ -109,6 +109,12 @@ class TestAttributes:
             "tuning_us": 20_000,
         }
 
+    def test_a_budget_without_end(self):
+        with jaxcudnn.options(tuning_budget=jaxcudnn.TuningBudget(2**63 - 1, 1e300, 1e306)):
+            found = attributes(conv, X, W)
+        assert found["tuning_candidates"] == 2**63 - 1
+        assert found["tuning_candidate_us"] == found["tuning_us"] == 2**62
+
     def test_options_of_a_call_hold_for_its_gradients(self):
         def loss(x, w):
             y = jaxcudnn.conv_general_dilated(

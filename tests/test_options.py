@@ -2,11 +2,14 @@
 """Options of plans: what they accept, where they hold, and what the environment says."""
 
 import dataclasses
+import enum
 import functools
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxcudnn
@@ -82,6 +85,37 @@ class TestValues:
         ]  # fmt: skip
         assert Options(algorithm="exhaustive").algorithm_for("dgrad") == "exhaustive"
 
+    def test_pairs_are_what_a_mapping_becomes(self):
+        by_op = Options(algorithm={"wgrad": "heuristic", "fprop": "eng5"})
+        assert dataclasses.replace(by_op) == by_op
+        pairs = (("wgrad", "heuristic"), ("fprop", "eng5"))
+        assert Options(algorithm=pairs).algorithm == by_op.algorithm == pairs[::-1]
+
+    def test_numpys_numbers_are_pythons(self):
+        class Limit(enum.IntEnum):
+            SMALL = 4096
+
+        numbers: list[Any] = [np.int32(8), np.float32(0.5), np.int64(20)]
+        values: dict[str, Any] = {
+            "algorithm": np.str_("measure"),
+            "workspace_limit": Limit.SMALL,
+            "deterministic": np.True_,
+            "exclude_engines": [np.str_("eng5")],
+            "tuning_budget": TuningBudget(*numbers),
+        }
+        given = Options(**values)
+        assert given == Options(
+            workspace_limit=4096,
+            deterministic=True,
+            exclude_engines=("eng5",),
+            tuning_budget=TuningBudget(8, 0.5, 20.0),
+        )
+        kept = [*dataclasses.astuple(given), *given.exclude_engines]
+        kept += dataclasses.astuple(given.tuning_budget)
+        assert {type(value) for value in kept} == {str, int, bool, tuple, float}
+        values["workspace_limit"] = np.int64(5)
+        assert Options(**values).workspace_limit == 5
+
     def test_engines_are_sorted_by_number(self):
         assert Options(exclude_engines=["eng57", "eng5", "eng57"]).exclude_engines == (
             "eng5",
@@ -95,6 +129,15 @@ class TestValues:
              {"algorithm": "fast"}),
             (TypeError, "algorithm must be a string, got 3", {"algorithm": 3}),
             (TypeError, "algorithm must be a string, got None", {"algorithm": {"fprop": None}}),
+            *[
+                (TypeError, "algorithm must be a string, got .*; write 'measure', or",
+                 {"algorithm": value})
+                for value in [["measure"], ("fprop", "measure"), (["fprop"],),
+                              (("fprop", "eng5"), ("fprop", "eng6"))]
+            ],
+            (ValueError, "by operation must be .*, got 1", {"algorithm": {"fprop": "eng5", 1: ""}}),
+            (ValueError, "algorithm must be .*, got 'engine 5'", {"algorithm": "engine 5"}),
+            (ValueError, "algorithm must be .*, got 'eng5 '", {"algorithm": "eng5 "}),
             (ValueError, "by operation must be for fprop, dgrad, wgrad, got 'bprop'",
              {"algorithm": {"bprop": "measure"}}),
             (ValueError, "workspace_limit must be at least 1, got 0", {"workspace_limit": 0}),
@@ -107,6 +150,10 @@ class TestValues:
             (ValueError, "must hold engines' names, got 'eng5_k2=1'; write 'eng57', which",
              {"exclude_engines": ("eng5_k2=1",)}),
             (ValueError, "must hold engines' names, got 5", {"exclude_engines": (5,)}),
+            *[
+                (ValueError, f"must hold engines' names, got '{name}'", {"exclude_engines": [name]})
+                for name in ("57", "eng057", "eng\u0663", "engine57")
+            ],
             (TypeError, "tuning_budget must be a TuningBudget, got 5; write",
              {"tuning_budget": 5}),
             *[
@@ -134,6 +181,10 @@ class TestValues:
             (TypeError, "candidate_milliseconds must be a number, got '5'",
              {"candidate_milliseconds": "5"}),
             (TypeError, "milliseconds must be a number, got True", {"milliseconds": True}),
+            (TypeError, "candidates must be an integer, got True", {"candidates": True}),
+            (TypeError, r"candidates must be an integer, got np\.True_", {"candidates": np.True_}),
+            (ValueError, "milliseconds must be positive and finite, got 1000",
+             {"milliseconds": 10**400}),
         ],
     )  # fmt: skip
     def test_budget_refused(self, error, match, values):
