@@ -80,6 +80,15 @@ class PlanCache {
     }
   }
 
+  /// Drops an entry, if there is one.
+  void Forget(const Key& key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (auto it = entries_.find(key); it != entries_.end()) {
+      recent_.erase(it->second.position);
+      entries_.erase(it);
+    }
+  }
+
   /// Drops every entry; values still in use elsewhere live on there.
   void Clear() {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -155,14 +164,6 @@ class PlanCache {
       account(0);
       Forget(key);
       promise.set_exception(std::current_exception());
-    }
-  }
-
-  void Forget(const Key& key) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (auto it = entries_.find(key); it != entries_.end()) {
-      recent_.erase(it->second.position);
-      entries_.erase(it);
     }
   }
 

@@ -30,8 +30,9 @@ namespace {
 constexpr size_t kDefaultCapacity = 4096;
 
 // Candidates are kept from lowering, which asks for their workspace, to the first run, which times
-// them. A list holds some forty plans.
-constexpr size_t kListCapacity = 64;
+// them: as many lists as a large model has different convolutions, ResNet-50's training step 68. A
+// list holds some forty plans, which are more than a megabyte, and so goes when they are timed.
+constexpr size_t kListCapacity = 256;
 
 using PlanList = std::vector<PlanPointer>;
 
@@ -110,6 +111,7 @@ struct Measured {
 Measured MeasureChoice(const PlanRequest& request, const ChoiceId& id, const Bench& bench) {
   const std::shared_ptr<const PlanList> list = ListFor(request);
   Tuning tuning = Tune(request.problem, *list, bench);
+  Lists().Forget(request);
   if (tuning.fastest == kNone) {
     const auto has_failed = [](const Timing& timing) { return timing.failed; };
     const auto untried = std::find_if_not(tuning.timings.begin(), tuning.timings.end(), has_failed);

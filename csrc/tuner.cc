@@ -268,13 +268,25 @@ bool IsCapturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-void* Allocate(const Bench& bench, size_t bytes) {
-  constexpr auto kLong = std::chrono::seconds(1);
-  const auto start = Clock::now();
-  void* memory = bench.allocate(bytes);
-  if (!memory && Clock::now() - start > kLong) TooMuch().store(bytes / 2);
-  return memory;
-}
+/// Allocates until it takes long to be refused.
+class Allocator {
+ public:
+  explicit Allocator(const Bench& bench) : bench_(bench) {}
+
+  void* operator()(size_t bytes) {
+    constexpr auto kLong = std::chrono::seconds(1);
+    if (was_slow_) return nullptr;
+    const auto start = Clock::now();
+    void* memory = bench_.allocate(bytes);
+    was_slow_ = !memory && Clock::now() - start > kLong;
+    if (was_slow_) TooMuch().store(bytes / 2);
+    return memory;
+  }
+
+ private:
+  const Bench& bench_;
+  bool was_slow_ = false;
+};
 
 }  // namespace
 
@@ -310,11 +322,11 @@ Tuning Tune(const Problem& problem, const std::vector<PlanPointer>& candidates,
   for (const PlanPointer& plan : candidates) {
     workspaces.push_back(RoundUp(static_cast<size_t>(plan->workspace_size())));
   }
-  const auto numbers = Fitting(workspaces, Arrays::Bytes(problem.spec), TooMuch().load());
+  const auto [numbers, memory] =
+      MakeRoom(workspaces, Arrays::Bytes(problem.spec), TooMuch().load(), Allocator(bench));
+  if (!memory) return give_up(kMemoryIsShort);
   std::vector<PlanPointer> plans;
   for (size_t number : numbers) plans.push_back(candidates[number]);
-  void* memory = plans.empty() ? nullptr : Allocate(bench, BytesToTune(problem, plans));
-  if (!memory) return give_up(kMemoryIsShort);
   const Drain drain(bench.stream);
   const Arrays arrays(problem.spec, memory);
   arrays.Fill(bench.stream);

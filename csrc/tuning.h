@@ -35,6 +35,29 @@ struct TuningBudget {
   return fitting;
 }
 
+/// Memory, and the candidates that can be timed in it.
+struct Room {
+  std::vector<size_t> fitting;
+  void* memory = nullptr;  ///< null if there is not even enough for the arrays
+};
+
+/// Asks `void* allocate(size_t bytes)` for memory for all candidates that need less than `limit`,
+/// then for ever fewer, those that need the most left out first.
+template <typename Allocate>
+[[nodiscard]] Room MakeRoom(const std::vector<size_t>& workspaces, size_t arrays, size_t limit,
+                            Allocate allocate) {
+  Room room;
+  while (!room.memory) {
+    room.fitting = Fitting(workspaces, arrays, limit);
+    if (room.fitting.empty()) break;
+    size_t most = 0;
+    for (size_t i : room.fitting) most = std::max(most, workspaces[i]);
+    limit = arrays + most;
+    room.memory = allocate(limit);
+  }
+  return room;
+}
+
 inline constexpr size_t kNone = static_cast<size_t>(-1);
 
 /// The race between candidates, apart from cuDNN and the clock. `Track` has two members:

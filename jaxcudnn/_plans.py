@@ -99,8 +99,8 @@ def measure(attributes: Attributes, device: int) -> Any:
     with _translated():
         wanted = extension.bytes_to_measure(device, **attributes)
         memory = _memory(wanted, device)
-        pointer = 0 if memory is None else memory.unsafe_buffer_pointer()
-        tuning = extension.measure(device, pointer, wanted if pointer else 0, **attributes)
+        pointer, size = (0, 0) if memory is None else (memory.unsafe_buffer_pointer(), memory.size)
+        tuning = extension.measure(device, pointer, size, **attributes)
     save()
     return tuning
 
@@ -175,9 +175,15 @@ def _save_from_now_on() -> None:
 
 
 def _memory(size: int, device: int) -> jax.Array | None:
-    """Give an array of so many bytes on a device, or None if there is no room for it."""
+    """Give an array of so many bytes on a device, or of those that are free; None if none are.
+
+    More than are free are not asked for, since XLA takes ten seconds to refuse them.
+    """
     devices = jax.local_devices(backend="cuda")
     owner = next(each for each in devices if each.local_hardware_id == device)
+    stats = owner.memory_stats() or {}
+    if stats.get("bytes_limit"):  # not every allocator has one
+        size = max(0, min(size, stats["bytes_limit"] - stats["bytes_in_use"]))
     try:
         return jax.block_until_ready(jnp.zeros(size, jnp.uint8, device=owner))
     except jax.errors.JaxRuntimeError:

@@ -37,7 +37,7 @@ class NamedPlan final : public Plan {
 std::vector<std::string> offered;
 std::map<std::string, double> times;
 std::set<std::string> too_large;  // for the memory that there is
-int races = 0;
+int races = 0, lists = 0;
 
 class ListPlanner final : public Planner {
  public:
@@ -52,6 +52,7 @@ class ListPlanner final : public Planner {
     return std::make_shared<NamedPlan>(std::string(name), origin);
   }
   [[nodiscard]] std::vector<PlanPointer> Candidates(const Problem&) const override {
+    ++lists;
     std::vector<PlanPointer> plans;
     for (const std::string& name : offered) {
       plans.push_back(std::make_shared<NamedPlan>(name, Origin{}));
@@ -124,7 +125,7 @@ void Offer(const std::map<std::string, double>& plans) {
   times = plans;
   too_large.clear();
   for (const auto& [name, us] : plans) offered.push_back(name);
-  races = 0;
+  races = lists = 0;
 }
 
 ChoiceRecord Stored(const PlanRequest& request, const std::string& plan) {
@@ -193,6 +194,20 @@ void WhatHasFailedIsNotTakenForWantOfMemory() {
   CHECK(GetPlan(Request("exhaustive"), kBench)->name() == "eng1");
 }
 
+void CandidatesAreKeptUntilTheyAreTimed() {
+  Offer({{"eng1", 50}, {"eng2", 40}});
+  constexpr int kConvolutions = 200;
+  std::vector<PlanRequest> requests(kConvolutions, Request("measure"));
+  for (int i = 0; i < kConvolutions; ++i) {
+    requests[static_cast<size_t>(i)].problem.workspace_limit += i;
+  }
+  for (const PlanRequest& request : requests) CHECK(LargestWorkspace(request) == 0);
+  const std::weak_ptr<const Plan> candidate = CandidatesFor(requests.at(7)).at(1);
+  CHECK(!candidate.expired());
+  for (const PlanRequest& request : requests) (void)GetPlan(request, kBench);
+  CHECK(lists == kConvolutions && candidate.expired());
+}
+
 void IfAllComputeWrongNumbersThereIsNone() {
   Offer({{"eng1", 0}, {"eng2", 0}});
   const PlanRequest request = Request("measure");
@@ -216,6 +231,7 @@ int main() {
   AStoredPlanThatIsGoneIsMeasuredAnew();
   MeasuringChangesOnlyWhatIsChosenByMeasuring();
   WhatHasFailedIsNotTakenForWantOfMemory();
+  CandidatesAreKeptUntilTheyAreTimed();
   IfAllComputeWrongNumbersThereIsNone();
   return testing::failures != 0;
 }

@@ -180,6 +180,27 @@ void FewerAreTriedInLessMemory() {
   CHECK(Fitting(workspaces, 1000, 1000).empty() && Fitting(workspaces, 1000, 10).empty());
 }
 
+void MemoryIsAskedForUntilThereIsRoomForSome() {
+  const std::vector<size_t> workspaces{512, 0, 4096, 512};
+  const auto room_in = [&](size_t free, size_t limit, std::vector<size_t> asked) {
+    std::vector<size_t> found;
+    const Room room = MakeRoom(workspaces, 1000, limit, [&](size_t bytes) -> void* {
+      found.push_back(bytes);
+      return bytes <= free ? &found : nullptr;
+    });
+    CHECK(found == asked);
+    CHECK((room.memory != nullptr) == !room.fitting.empty());
+    return room.fitting;
+  };
+  const auto no_limit = static_cast<size_t>(-1);
+  CHECK(room_in(5096, no_limit, {5096}) == (std::vector<size_t>{0, 1, 2, 3}));
+  CHECK(room_in(5095, no_limit, {5096, 1512}) == (std::vector<size_t>{0, 1, 3}));
+  CHECK(room_in(1511, no_limit, {5096, 1512, 1000}) == (std::vector<size_t>{1}));
+  CHECK(room_in(999, no_limit, {5096, 1512, 1000}).empty());
+  CHECK(room_in(9999, 5096, {1512}) == (std::vector<size_t>{0, 1, 3}));
+  CHECK(room_in(9999, 1000, {}).empty());
+}
+
 }  // namespace
 }  // namespace jaxcudnn
 
@@ -197,5 +218,6 @@ int main() {
   OnesThatFailDoNotSpendTheBudgetOfOthers();
   OneThatFailsInTheFinalsIsLeftOut();
   FewerAreTriedInLessMemory();
+  MemoryIsAskedForUntilThereIsRoomForSome();
   return testing::failures != 0;
 }
