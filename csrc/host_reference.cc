@@ -17,6 +17,7 @@ using Sizes = std::vector<int64_t>;
 
 constexpr int64_t kMostProducts = int64_t{1} << 22;  // of all samples: some milliseconds
 constexpr int64_t kMostSamples = 64, kFewestSamples = 4;
+constexpr int64_t kVeryLong = int64_t{1} << 24;  // a sum that alone takes a tenth of a second
 
 struct Format {
   int exponent_bits, fraction_bits;
@@ -280,7 +281,8 @@ std::vector<Sample> Samples(const ConvSpec& spec) {
   const Sizes& sizes = SizesOf(spec, Operand::kResult);
   const int64_t elements = Count(sizes);
   const int64_t affordable = kMostProducts / std::max<int64_t>(definition.Products(), 1);
-  const int64_t count = std::min(elements, std::clamp(affordable, kFewestSamples, kMostSamples));
+  const int64_t fewest = definition.Products() > kVeryLong ? 1 : kFewestSamples;
+  const int64_t count = std::min(elements, std::clamp(affordable, fewest, kMostSamples));
   std::vector<Sample> samples;
   uint64_t state = 1;
   for (int64_t i = 0; i < count; ++i) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -254,11 +255,30 @@ class DeviceTrack {
 };
 
 /// The bytes that XLA's pool has been seen not to have. A request that it cannot serve blocks for
-/// ten seconds, so after one the next asks for half as much at most.
-std::atomic<size_t>& TooMuch() {
-  static std::atomic<size_t> bytes{std::numeric_limits<size_t>::max()};
-  return bytes;
-}
+/// ten seconds, so for a minute after one the next ask for half as much at most.
+class Shortage {
+ public:
+  static Shortage& Get() {
+    static auto* shortage = new Shortage;
+    return *shortage;
+  }
+
+  [[nodiscard]] size_t limit() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return Clock::now() < end_ ? limit_ : std::numeric_limits<size_t>::max();
+  }
+
+  void Add(size_t refused) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    limit_ = refused / 2;
+    end_ = Clock::now() + std::chrono::minutes(1);
+  }
+
+ private:
+  std::mutex mutex_;
+  size_t limit_ = 0;
+  Clock::time_point end_ = Clock::time_point::min();
+};
 
 constexpr const char* kMemoryIsShort = "memory is short";
 
@@ -279,7 +299,7 @@ class Allocator {
     const auto start = Clock::now();
     void* memory = bench_.allocate(bytes);
     was_slow_ = !memory && Clock::now() - start > kLong;
-    if (was_slow_) TooMuch().store(bytes / 2);
+    if (was_slow_) Shortage::Get().Add(bytes);
     return memory;
   }
 
@@ -323,7 +343,7 @@ Tuning Tune(const Problem& problem, const std::vector<PlanPointer>& candidates,
     workspaces.push_back(RoundUp(static_cast<size_t>(plan->workspace_size())));
   }
   const auto [numbers, memory] =
-      MakeRoom(workspaces, Arrays::Bytes(problem.spec), TooMuch().load(), Allocator(bench));
+      MakeRoom(workspaces, Arrays::Bytes(problem.spec), Shortage::Get().limit(), Allocator(bench));
   if (!memory) return give_up(kMemoryIsShort);
   std::vector<PlanPointer> plans;
   for (size_t number : numbers) plans.push_back(candidates[number]);

@@ -65,5 +65,6 @@ def clear_cache() -> None:
     Raises:
         RuntimeError: the extension did not load.
     """
+    _plans.save()
     _load.native().clear_cache()
     _plans.forget()

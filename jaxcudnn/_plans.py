@@ -107,8 +107,10 @@ def measure(attributes: Attributes, device: int) -> Any:
 
 def save() -> None:
     """Put into the store what was measured since the last time."""
-    cudnn = _version()
     records = _load.native().take_choices()
+    if not records:
+        return
+    cudnn = _version()
     store.put(
         store.Choice(
             key=record.key,
@@ -196,15 +198,16 @@ def _refuse_if_only_nondeterministic(attributes: Attributes, device: int) -> Non
         return
     extension = _load.native()
     try:
-        plan = extension.known_plan(
-            device, **attributes | {"deterministic": False, "algorithm": "heuristic"}
-        )
-    except extension.NativeError:
+        free = attributes | {"deterministic": False, "algorithm": "heuristic"}
+        others = extension.known_plan(device, **free).name
+    except extension.UnsupportedError:
         return
+    except extension.ExhaustedError:
+        others = "none either within workspace_limit, and others beyond it"
     raise ValueError(
         f"jaxcudnn: a deterministic plan must exist where options ask for one, got none for a "
         f"{attributes['op']} of x {attributes['x']} and w {attributes['w']}, for which cuDNN has "
-        f"{plan.name}; set deterministic to False for this call"
+        f"{others}; raise workspace_limit, or set deterministic to False for this call"
     )
 
 

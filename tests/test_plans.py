@@ -150,6 +150,11 @@ class TestWorkspace:
             _plans.workspace(MEASURE | {"deterministic": True}, DEVICE)
         assert _plans.workspace(MEASURE, DEVICE) == 40
 
+    def test_also_where_all_others_need_too_much(self, extension):
+        extension.known = extension.ExhaustedError("every plan needs more")
+        with pytest.raises(ValueError, match="none either within workspace_limit, .*; raise"):
+            _plans.workspace(MEASURE | {"deterministic": True}, DEVICE)
+
     def test_unless_there_is_no_other_either(self, extension):
         extension.known = extension.UnsupportedError("none")
         assert _plans.workspace(MEASURE | {"deterministic": True}, DEVICE) is None
@@ -227,6 +232,12 @@ class TestStore:
         _plans.save()
         assert store.entries() == [kept]
         assert extension.fresh == []
+
+    def test_has_what_was_measured_before_the_cache_is_cleared(self, extension):
+        fields = {"key": "k", "gpu": "g", "plan": "eng5", "microseconds": 1.0, "workspace": 0}
+        extension.fresh = [extension.Choice(**fields, tried=1, milliseconds=2.0)]
+        jaxcudnn.clear_cache()
+        assert [kept.plan for kept in store.entries()] == ["eng5"]
 
     def test_that_fails_costs_a_warning(self, extension, monkeypatch, tmp_path):
         monkeypatch.setenv("JAXCUDNN_STORE", str(tmp_path))  # a folder

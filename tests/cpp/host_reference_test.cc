@@ -111,6 +111,9 @@ void LongSumsGetFewSamples() {
   const ConvSpec wgrad = Make(ConvOp::kWgrad, {64, 8, 128, 128}, {8, 8, 1, 1}, {64, 8, 128, 128},
                               {1, 1}, {0, 0}, {0, 0}, {1, 1}, false);
   CHECK(Samples(wgrad).size() == 4);
+  const ConvSpec longer = Make(ConvOp::kWgrad, {1, 1, 5000, 4000}, {1, 1, 3, 3}, {1, 1, 5000, 4000},
+                               {1, 1}, {1, 1}, {1, 1}, {1, 1}, false);
+  CHECK(Samples(longer).size() == 1);
 }
 
 void NumbersSurviveEncoding() {
