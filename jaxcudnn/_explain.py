@@ -89,7 +89,7 @@ class Row:
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation(Listing):
+class Explanation(Listing[Row]):
     """The convolutions of a function: an immutable sequence of `Row`s, printed as a table.
 
     Attributes:

@@ -37,7 +37,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, repr=False)
-class PlanTable(Listing):
+class PlanTable(Listing[Candidate]):
     """cuDNN's plans for one convolution: an immutable sequence, printed as a table.
 
     Attributes:

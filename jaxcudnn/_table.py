@@ -5,7 +5,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Each = TypeVar("Each", covariant=True)
 
 
 class Column(NamedTuple):
@@ -74,7 +76,7 @@ class Table:
         return f'<td style="text-align: {align}">{escape(text)}</td>'
 
 
-class Listing(Sequence):
+class Listing(Sequence[Each]):
     """An immutable sequence that shows itself as a table, in a terminal or a notebook."""
 
     @abstractmethod

@@ -44,7 +44,7 @@ class TunedRow:
 
 
 @dataclass(frozen=True, repr=False)
-class Tuned(Listing):
+class Tuned(Listing[TunedRow]):
     """What `jaxcudnn.tune` did: an immutable sequence of `TunedRow`s, printed as a table.
 
     Attributes:

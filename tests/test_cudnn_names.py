@@ -19,7 +19,7 @@ VERSION = "1.28.0"
 
 # What ours take beside cuDNN's arguments.
 OURS = {
-    name: {"dimension_numbers", "precision", "preferred_element_type", *others}
+    name: {"dimension_numbers", "precision", "preferred_element_type", "options", *others}
     for name, others in {
         "conv_fprop": ("image_descale", "weight_descale"),
         "conv_dgrad": ("groups", "image_spatial_shape", "loss_descale", "filter_descale"),

@@ -62,6 +62,7 @@ class TestWhichConvolutions:
     def test_forward(self):
         (row,) = explain(conv)(X, W)
         assert (row.op, row.count, row.backward) == ("fprop", 1, False)
+        assert row.spec is not None and row.layout is not None
         assert (row.spec.x_shape, row.spec.w_shape) == ((8, 4, 16, 16), (4, 4, 3, 3))
         assert row.layout.x == (0, 3, 1, 2)
         assert row.shapes == (X.shape, W.shape)
@@ -180,6 +181,7 @@ class TestArguments:
             )
 
         (row,) = explain(f)({"x": X, "w": W}, 2, padding="VALID", flag=True)
+        assert row.spec is not None
         assert (row.spec.strides, row.spec.padding) == ((2, 2), ((0, 0), (0, 0)))
 
     def test_by_name(self):
@@ -188,7 +190,7 @@ class TestArguments:
     def test_static_arguments_of_a_jitted_function(self):
         f = jax.jit(conv, static_argnums=(2, 3))
         (row,) = explain(f)(X, W, (2, 1), "VALID")
-        assert row.spec.strides == (2, 1)
+        assert row.spec is not None and row.spec.strides == (2, 1)
 
     def test_nothing_is_run(self):
         x = jax.ShapeDtypeStruct((1 << 20, 16, 16, 4), "float32")  # 4 GiB

@@ -160,7 +160,7 @@ class TestPlans:
         (row,) = explain(conv)(X, W)
         elements = 2 * 8 * 16 * 16 * 4 + 4 * 3 * 3 * 4
         assert row.floor_microseconds == pytest.approx(4 * elements / 1e12 * 1e6)
-        assert row.share == pytest.approx(row.floor_microseconds / 200.0)
+        assert row.share == pytest.approx(4 * elements / 1e12 * 1e6 / 200.0)
 
     def test_no_memory_to_measure_the_roofline(self, gpu, monkeypatch):
         def fail():

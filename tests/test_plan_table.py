@@ -25,6 +25,7 @@ def spec_of(dtype="float32", **arguments):
         )
 
     (row,) = explain(conv)(shaped((8, 16, 16, 4), dtype), shaped((4, 3, 3, 4), dtype))
+    assert row.spec is not None
     return row.spec
 
 

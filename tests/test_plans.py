@@ -152,7 +152,7 @@ class TestWorkspace:
 
     def test_also_where_all_others_need_too_much(self, extension):
         extension.known = extension.ExhaustedError("every plan needs more")
-        with pytest.raises(ValueError, match="none either within workspace_limit, .*; raise"):
+        with pytest.raises(ValueError, match=r"none either within workspace_limit, .*; raise"):
             _plans.workspace(MEASURE | {"deterministic": True}, DEVICE)
 
     def test_unless_there_is_no_other_either(self, extension):
