@@ -25,6 +25,7 @@ template <typename Source>
           source.Flag("flip"),
           DataTypeFromName(source.Text("dtype")),
           source.Flag("allow_tf32"),
+          source.Flag("channels_first"),
       },
       {
           source.Text("algorithm"),

@@ -28,12 +28,17 @@ enum Uid : int64_t { kX = 1, kW = 2, kY = 3 };
 
 // As many recommendations make it needless to ask for more.
 inline constexpr size_t kSeveral = 8;
+// Fewer, and dilation, leave cuDNN's recommendations poor.
+inline constexpr int64_t kFewChannels = 8;
 // Bytes that any plan may need to be worth measuring; more only if cuDNN's first needs it too.
 inline constexpr int64_t kOrdinaryWorkspace = int64_t{64} << 20;
 // What every plan's name begins with, before the engine's number.
 inline constexpr std::string_view kEngine = "eng";
 // Right for anything and fast for little: cuDNN puts it first where it is the best.
 inline constexpr std::string_view kGenericEngine = "eng0";
+
+// It takes about a millisecond for as many.
+inline constexpr double kFewProducts = 1 << 27;
 
 // cuDNN's messages can run to many lines; the first few hundred characters name the cause.
 inline constexpr size_t kLongestReason = 400;
@@ -62,21 +67,6 @@ inline fe::DataType_t ToFrontend(DataType type) {
 /// What products are summed in.
 inline fe::DataType_t Accumulator(DataType type) {
   return type == DataType::kFloat64 ? fe::DataType_t::DOUBLE : fe::DataType_t::FLOAT;
-}
-
-/// Packed strides of N C spatial... sizes whose memory order is N spatial... C. The same rule gives
-/// K window... C for filters, the only filter order that cuDNN computes correctly by strides: given
-/// the strides of H W I O it reads the bytes as O H W I.
-inline std::vector<int64_t> ChannelsLastStrides(const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  strides[1] = 1;
-  int64_t stride = sizes[1];
-  for (size_t axis = sizes.size() - 1; axis >= 2; --axis) {
-    strides[axis] = stride;
-    stride *= sizes[axis];
-  }
-  strides[0] = stride;
-  return strides;
 }
 
 struct FoundPlan {
@@ -134,9 +124,9 @@ class ConvGraph : public fe::graph::Graph {
   }
 
   /// Candidates that can be built, those compiled at run time last. Unless `everything` is asked
-  /// for, cuDNN's recommendations are enough if there are several; so is the generic engine left
-  /// out, one that has to be compiled, and one whose workspace is out of proportion, if there are
-  /// others (docs/decisions.md).
+  /// for, cuDNN's recommendations are enough if there are several and channels are not few; and
+  /// left out, if there are others, are the generic engine where it might take long, one that has
+  /// to be compiled, and one whose workspace is out of proportion (docs/decisions.md).
   std::vector<FoundPlan> All(bool everything) {
     std::vector<FoundPlan> found;
     std::vector<size_t> compiled_at_run_time;
@@ -149,25 +139,47 @@ class ConvGraph : public fe::graph::Graph {
         }
       }
     };
+    const bool is_usual =
+        FewestChannels(problem_.spec) >= kFewChannels && !IsDilated(problem_.spec);
     for (Source append : Sources()) {
       add(append);
-      if (!everything && found.size() >= kSeveral) {
+      if (!everything && is_usual && found.size() >= kSeveral) {
         add(&ConvGraph::AppendSeenEngines);
         break;
       }
     }
+    const bool is_depthwise = HasOneChannelAGroup(problem_.spec);
     for (size_t index : compiled_at_run_time) {
       if (!everything && !found.empty()) break;
       if (auto plan = Built(index)) found.push_back(*std::move(plan));
     }
     if (!everything && !found.empty()) {
+      const bool suits_generic = is_depthwise || Products(problem_.spec) <= kFewProducts;
       const int64_t most = std::max(found[0].plan->getWorkspaceSize(), kOrdinaryWorkspace);
       const auto is_unpromising = [&](const FoundPlan& plan) {
-        return EngineOf(plan.name) == kGenericEngine || plan.plan->getWorkspaceSize() > most;
+        return (EngineOf(plan.name) == kGenericEngine && !suits_generic) ||
+               plan.plan->getWorkspaceSize() > most;
       };
       found.erase(std::remove_if(found.begin() + 1, found.end(), is_unpromising), found.end());
     }
+    if (is_depthwise) {
+      // The budget may not last for those that cuDNN puts first.
+      std::stable_partition(found.begin(), found.end(), [](const FoundPlan& plan) {
+        return EngineOf(plan.name) == kGenericEngine;
+      });
+    }
     return found;
+  }
+
+  /// The first candidate that is compiled at run time, which takes from 0.3 to 3 seconds.
+  std::optional<FoundPlan> FirstCompiled() {
+    for (Source append : Sources()) {
+      for (size_t index : Append(append)) {
+        if (!IsCompiledAtRunTime(index)) continue;
+        if (auto found = Built(index)) return found;
+      }
+    }
+    return std::nullopt;
   }
 
  private:
@@ -208,7 +220,7 @@ class ConvGraph : public fe::graph::Graph {
     return tensor(fe::graph::Tensor_attributes()
                       .set_uid(uid)
                       .set_dim(sizes)
-                      .set_stride(ChannelsLastStrides(sizes))
+                      .set_stride(Strides(problem_.spec, sizes))
                       .set_data_type(ToFrontend(problem_.spec.dtype))
                       .set_alignment(problem_.alignment));
   }
@@ -217,7 +229,7 @@ class ConvGraph : public fe::graph::Graph {
     result->set_output(true)
         .set_uid(uid)
         .set_dim(sizes)
-        .set_stride(ChannelsLastStrides(sizes))
+        .set_stride(Strides(problem_.spec, sizes))
         .set_data_type(ToFrontend(problem_.spec.dtype))
         .set_alignment(problem_.alignment);
   }

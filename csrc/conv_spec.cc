@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "conv_spec.h"
 
+#include <algorithm>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 #include "error.h"
 
@@ -41,6 +44,36 @@ std::string_view NameOf(ConvOp op) {
     if (row.op == op) return row.name;
   }
   throw Error(ErrorCode::kInternal, "a ConvOp is missing from kConvOps");
+}
+
+std::vector<int64_t> Strides(const ConvSpec& spec, const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  const auto add = [&](size_t axis) {
+    strides[axis] = stride;
+    stride *= sizes[axis];
+  };
+  if (!spec.channels_first) add(1);
+  for (size_t axis = sizes.size() - 1; axis >= 2; --axis) add(axis);
+  if (spec.channels_first) add(1);
+  add(0);
+  return strides;
+}
+
+double Products(const ConvSpec& spec) {
+  const double of_one = std::accumulate(spec.w.begin() + 1, spec.w.end(), 1.0, std::multiplies<>());
+  return std::accumulate(spec.y.begin(), spec.y.end(), of_one, std::multiplies<>());
+}
+
+bool HasOneChannelAGroup(const ConvSpec& spec) { return spec.w[1] == 1 && spec.x[1] == spec.w[0]; }
+
+bool IsDilated(const ConvSpec& spec) {
+  const auto is_spread = [](int64_t dilation) { return dilation > 1; };
+  return std::any_of(spec.dilation.begin(), spec.dilation.end(), is_spread);
+}
+
+int64_t FewestChannels(const ConvSpec& spec) {
+  return std::min(spec.w[1], spec.w[0] / (spec.x[1] / spec.w[1]));
 }
 
 void Validate(const ConvSpec& spec) {

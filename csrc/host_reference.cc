@@ -41,23 +41,15 @@ int64_t Count(const Sizes& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
-/// The place in memory, channels last, of an element at logical indices N C spatial... .
-int64_t Place(const Sizes& sizes, const Sizes& at) {
-  int64_t place = at[0];
-  for (size_t axis = 2; axis < sizes.size(); ++axis) place = place * sizes[axis] + at[axis];
-  return place * sizes[1] + at[1];
+/// The place in memory of an element at logical indices N C spatial... .
+int64_t Place(const Sizes& strides, const Sizes& at) {
+  return std::inner_product(at.begin(), at.end(), strides.begin(), int64_t{0});
 }
 
 /// The logical indices of an element at a place in memory.
-Sizes IndicesOf(const Sizes& sizes, int64_t place) {
+Sizes IndicesOf(const Sizes& sizes, const Sizes& strides, int64_t place) {
   Sizes at(sizes.size());
-  at[1] = place % sizes[1];
-  place /= sizes[1];
-  for (size_t axis = sizes.size() - 1; axis >= 2; --axis) {
-    at[axis] = place % sizes[axis];
-    place /= sizes[axis];
-  }
-  at[0] = place;
+  for (size_t axis = 0; axis < sizes.size(); ++axis) at[axis] = place / strides[axis] % sizes[axis];
   return at;
 }
 
@@ -82,6 +74,9 @@ class Definition {
   explicit Definition(const ConvSpec& spec)
       : spec_(spec),
         groups_(spec.x[1] / spec.w[1]),
+        x_(Strides(spec, spec.x)),
+        w_(Strides(spec, spec.w)),
+        y_(Strides(spec, spec.y)),
         first_(Pattern(Operand::kFirst)),
         second_(Pattern(Operand::kSecond)) {}
 
@@ -158,7 +153,7 @@ class Definition {
     ForEach(Spatial(spec_.w), [&](const Sizes& tap) {
       if (!InputOf(y, 2, tap, x)) return;
       SetTap(tap, w);
-      sum += Dot(spec_.w[1], Place(spec_.x, x), 1, Place(spec_.w, w), 1);
+      sum += Dot(spec_.w[1], Place(x_, x), x_[1], Place(w_, w), w_[1]);
     });
     return sum;
   }
@@ -170,7 +165,6 @@ class Definition {
     y[0] = x[0];
     y[1] = w[0] = x[1] / spec_.w[1] * per_group;
     w[1] = x[1] % spec_.w[1];
-    const int64_t filter = Count(spec_.w) / spec_.w[0];
     ForEach(Spatial(spec_.w), [&](const Sizes& tap) {
       for (size_t i = 0; i < tap.size(); ++i) {
         const int64_t from = x[i + 2] + spec_.pre_padding[i] - tap[i] * spec_.dilation[i];
@@ -178,7 +172,7 @@ class Definition {
         y[i + 2] = from / spec_.stride[i];
       }
       SetTap(tap, w);
-      sum += Dot(per_group, Place(spec_.y, y), 1, Place(spec_.w, w), filter);
+      sum += Dot(per_group, Place(y_, y), y_[1], Place(w_, w), w_[0]);
     });
     return sum;
   }
@@ -207,8 +201,7 @@ class Definition {
       std::copy(out.begin(), out.end(), y.begin() + 2);
       for (int64_t n = 0; n < spec_.y[0]; ++n) {
         x[0] = y[0] = n;
-        sum +=
-            Dot(end - begin, Place(spec_.x, x), stride * spec_.x[1], Place(spec_.y, y), spec_.y[1]);
+        sum += Dot(end - begin, Place(x_, x), stride * x_[last + 2], Place(y_, y), y_[last + 2]);
       }
     });
     return sum;
@@ -216,6 +209,7 @@ class Definition {
 
   const ConvSpec& spec_;
   int64_t groups_;
+  Sizes x_, w_, y_;  // strides
   std::vector<int> first_, second_;
 };
 
@@ -279,6 +273,7 @@ double Decode(const unsigned char* bytes, DataType dtype) {
 std::vector<Sample> Samples(const ConvSpec& spec) {
   const Definition definition(spec);
   const Sizes& sizes = SizesOf(spec, Operand::kResult);
+  const Sizes strides = Strides(spec, sizes);
   const int64_t elements = Count(sizes);
   const int64_t affordable = kMostProducts / std::max<int64_t>(definition.Products(), 1);
   const int64_t fewest = definition.Products() > kVeryLong ? 1 : kFewestSamples;
@@ -290,7 +285,8 @@ std::vector<Sample> Samples(const ConvSpec& spec) {
     int64_t index = static_cast<int64_t>((state >> 20) % static_cast<uint64_t>(elements));
     if (i == 0) index = 0;
     if (i == 1) index = elements - 1;
-    samples.push_back({index, static_cast<double>(definition.At(IndicesOf(sizes, index)))});
+    samples.push_back(
+        {index, static_cast<double>(definition.At(IndicesOf(sizes, strides, index)))});
   }
   return samples;
 }

@@ -96,6 +96,13 @@ class PropertiesPlanner final : public Planner {
     return plans;
   }
 
+  [[nodiscard]] PlanPointer Compiled(const Problem& problem) const override {
+    const DeviceScope scope(device_);
+    ConvGraph graph(problem, properties_, target_);
+    if (auto found = graph.FirstCompiled()) return Finish(problem, *std::move(found), {});
+    return nullptr;
+  }
+
  private:
   /// Whose graph is gone when it returns.
   [[nodiscard]] std::shared_ptr<BackendPlan> BuildFirst(const Problem& problem) const {

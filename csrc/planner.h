@@ -69,6 +69,8 @@ class Planner {
                                           const Origin& origin) const = 0;
   /// All that `problem.options` wants timed, in cuDNN's order, those compiled at run time last.
   [[nodiscard]] virtual std::vector<PlanPointer> Candidates(const Problem& problem) const = 0;
+  /// The first that cuDNN compiles at run time; null if there is none.
+  [[nodiscard]] virtual PlanPointer Compiled(const Problem& problem) const = 0;
 };
 
 /// The planner of a device of this process.

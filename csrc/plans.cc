@@ -2,7 +2,9 @@
 #include "plans.h"
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -106,12 +108,46 @@ struct Measured {
   Tuning tuning;
 };
 
+/// Whether compiling a plan at run time may pay: it takes about a second, and for depthwise
+/// convolutions cuDNN has kernels of that kind that run at the speed of memory.
+bool MayPayToCompile(const Problem& problem, double microseconds) {
+  constexpr double kLong_us = 300;              // a second is then earned in some thousand runs
+  constexpr double kBytesPerMicrosecond = 2e6;  // half of what the fastest GPUs move
+  const ConvSpec& spec = problem.spec;
+  double elements = 0;
+  for (const auto* sizes : {&spec.x, &spec.w, &spec.y}) {
+    elements += std::accumulate(sizes->begin(), sizes->end(), 1.0, std::multiplies<>());
+  }
+  const double slow_us =
+      elements * static_cast<double>(RowOf(spec.dtype).bytes) / kBytesPerMicrosecond;
+  return problem.options.allow_runtime_compilation && !problem.options.is_exhaustive() &&
+         HasOneChannelAGroup(spec) && microseconds > std::max(kLong_us, slow_us);
+}
+
+/// Times one more plan against the fastest of a list, if that leaves something to be wished for.
+/// The plan joins the list if it needs no more workspace than there is.
+void TimeCompiled(const PlanRequest& request, const Bench& bench, PlanList& list, Tuning& tuning) {
+  if (tuning.fastest == kNone) return;
+  if (!MayPayToCompile(request.problem, tuning.timings[tuning.fastest].microseconds)) return;
+  PlanPointer compiled = PlannerOf(request.device).Compiled(request.problem);
+  const auto needs_less = [&](const PlanPointer& plan) {
+    return plan->workspace_size() >= compiled->workspace_size();
+  };
+  if (!compiled || std::none_of(list.begin(), list.end(), needs_less)) return;
+  Tuning final = Tune(request.problem, {list[tuning.fastest], compiled}, bench);
+  tuning.milliseconds += final.milliseconds;
+  tuning.timings.push_back(final.timings[1]);
+  list.push_back(std::move(compiled));
+  if (final.fastest == 1) tuning.fastest = list.size() - 1;
+}
+
 /// Times the candidates. If none could be, the choice is the first that has not failed, which
 /// nothing stores; and nor is what was timed although the options choose otherwise.
 Measured MeasureChoice(const PlanRequest& request, const ChoiceId& id, const Bench& bench) {
-  const std::shared_ptr<const PlanList> list = ListFor(request);
+  const auto list = std::make_shared<PlanList>(*ListFor(request));
   Tuning tuning = Tune(request.problem, *list, bench);
   Lists().Forget(request);
+  TimeCompiled(request, bench, *list, tuning);
   if (tuning.fastest == kNone) {
     const auto has_failed = [](const Timing& timing) { return timing.failed; };
     const auto untried = std::find_if_not(tuning.timings.begin(), tuning.timings.end(), has_failed);

@@ -202,9 +202,11 @@ class DeviceTrack {
  public:
   DeviceTrack(const std::vector<PlanPointer>& plans, const Bench& bench, const Arrays& arrays,
               const Verifier* verifier)
-      : plans_(plans), bench_(bench), arrays_(arrays), verifier_(verifier), has_run_(plans.size()) {
-    SettleClocks();
-  }
+      : plans_(plans),
+        bench_(bench),
+        arrays_(arrays),
+        verifier_(verifier),
+        has_run_(plans.size()) {}
 
   [[nodiscard]] double Elapsed() const { return Microseconds(Clock::now() - start_).count(); }
 
@@ -214,21 +216,17 @@ class DeviceTrack {
     if (is_first && verifier_) verifier_->Poison();
     const double us = Launch(index, repetitions, !is_first);
     if (is_first && verifier_) verifier_->Check();
+    if (!has_settled_) SettleClocks(index);
     return us;
   }
 
  private:
   /// Lets a GPU that was idle reach the clocks at which it will stay, lest the first be slow.
-  void SettleClocks() {
+  void SettleClocks(size_t index) {
     constexpr double kWhile_us = 2000;
     constexpr int kMostRuns = 50;
-    for (int i = 0; i < kMostRuns && Elapsed() < kWhile_us; ++i) {
-      try {
-        (void)Launch(0, 1, false);
-      } catch (const Error&) {
-        return;  // the race will say so
-      }
-    }
+    has_settled_ = true;
+    for (int i = 0; i < kMostRuns && Elapsed() < kWhile_us; ++i) (void)Launch(index, 1, false);
   }
 
   double Launch(size_t index, int repetitions, bool gated) {
@@ -250,6 +248,7 @@ class DeviceTrack {
   const Arrays& arrays_;
   const Verifier* verifier_;
   std::vector<bool> has_run_;
+  bool has_settled_ = false;
   Event before_, after_;
   Clock::time_point start_ = Clock::now();
 };
@@ -279,6 +278,13 @@ class Shortage {
   size_t limit_ = 0;
   Clock::time_point end_ = Clock::time_point::min();
 };
+
+/// Plans of one GPU are timed one convolution after another: two at once would each be timed with
+/// the other's kernels in the way, and spend the budget waiting for them.
+std::mutex& TurnOf(int device) {
+  static auto* turns = new std::array<std::mutex, kMaxDevices>;
+  return turns->at(static_cast<size_t>(device));
+}
 
 constexpr const char* kMemoryIsShort = "memory is short";
 
@@ -354,6 +360,7 @@ Tuning Tune(const Problem& problem, const std::vector<PlanPointer>& candidates,
   if (problem.options.verify) verifier.emplace(problem, arrays, bench.stream);
   // What was queued before is not to count against the budget.
   CheckCuda(Cudart().stream_synchronize(bench.stream), "cudaStreamSynchronize");
+  const std::lock_guard<std::mutex> turn(TurnOf(bench.device));
   DeviceTrack track(plans, bench, arrays, verifier ? &*verifier : nullptr);
   TuningBudget budget{problem.options.tuning_candidates, problem.options.tuning_candidate_us,
                       problem.options.tuning_us};

@@ -65,16 +65,18 @@ inline constexpr size_t kNone = static_cast<size_t>(-1);
 ///                                               throws std::exception if the candidate cannot run
 ///   double Elapsed()                            microseconds since the race began
 ///
-/// Each candidate runs once, to load its kernels, up to three times again, and if it is not behind
-/// then, some more. One whose first run is behind by more than loading explains is dropped at once.
-/// Then those close to the best run in turns, since clocks and neighbours change meanwhile, and the
-/// least time counts: whatever disturbs a run only slows it. While all have failed that were tried,
-/// the next is, whatever the budget: something has to compute the convolution.
+/// Each candidate runs once, to load its kernels, unless that was long up to three times again, and
+/// if it is not behind then, some more. One whose first run is behind by more than loading explains
+/// is dropped at once. Then those close to the best run in turns, since clocks and neighbours
+/// change meanwhile, and the least time counts: whatever disturbs a run only slows it. While all
+/// have failed that were tried, the next is, whatever the budget: something has to compute the
+/// convolution.
 template <typename Track>
 [[nodiscard]] size_t Race(Track& track, const TuningBudget& budget, std::vector<Timing>& timings) {
   constexpr double kBehind = 1.3, kClose = 1.1, kLoading_us = 10'000;
-  constexpr double kHeats = 0.75;  // of the time; the rest is for the finals
-  constexpr int kFewRuns = 3;      // one alone can take half as long again
+  constexpr double kLong_us = 10 * kLoading_us;  // of which loading is no large part
+  constexpr double kHeats = 0.75;                // of the time; the rest is for the finals
+  constexpr int kFewRuns = 3;                    // one alone can take half as long again
   constexpr int kMostRuns = 8, kFinalRounds = 3;
   constexpr size_t kFinalists = 6;
   double best = std::numeric_limits<double>::infinity();
@@ -103,7 +105,8 @@ template <typename Track>
       const double first = track.Run(i, 1);
       timing.microseconds = first;
       if (first > kBehind * best && first - best > kLoading_us) continue;
-      if (in_time(1)) timing.microseconds = track.Run(i, std::min(kFewRuns, runs_for(first)));
+      if (in_time(1) && first < kLong_us)
+        timing.microseconds = track.Run(i, std::min(kFewRuns, runs_for(first)));
       const double again = timing.microseconds;
       if (again < kBehind * best && again <= static_cast<double>(budget.candidate_us)) {
         timing.microseconds = std::min(again, track.Run(i, runs_for(again)));

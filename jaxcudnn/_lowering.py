@@ -2,7 +2,7 @@
 """From a `ConvSpec` to XLA's custom call on CUDA: attributes, memory layouts and workspace."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,10 +12,10 @@ import numpy as np
 from jax import lax
 from jax.interpreters import mlir
 
-from . import _load, _plans, _taps
+from . import _load, _memory, _plans, _routes, _taps
 from ._dtypes import allows_tf32, computed_in, is_integer
-from ._options import Options, xla_is_deterministic
-from ._spec import ROLES, ConvSpec, Layout, Role
+from ._options import ALGORITHMS, Options, xla_is_deterministic
+from ._spec import ROLES, ConvSpec, Layout, Role, Shape
 from ._splitting import compute_in_pieces
 
 WORKSPACE_BUDGET = 64 << 20
@@ -103,11 +103,11 @@ def _lower(
             return computed
     reason = reason or _without_dtype(op, spec)
     if not reason:
-        attributes = _attributes(op, spec)
-        workspace = _workspace(attributes)
-        if workspace is not None:
-            report(Step(spec, attributes, ""))
-            return _call(a, b, attributes, workspace, spec=spec, layout=layout)
+        for form in _forms(op, spec, layout):
+            workspace = _workspace(form.attributes)
+            if workspace is not None:
+                report(Step(form.spec, form.attributes, ""))
+                return _call(a, form.filter(b), workspace, form)
         reason = "cuDNN has no plan for it that the options allow"
     report(Step(spec, None, reason))
     has_kernel = 1 <= spec.num_spatial <= MOST_SPATIAL and not is_integer(spec.dtype(result))
@@ -150,23 +150,44 @@ def _without_dtype(op: str, spec: ConvSpec) -> str:
     return f"cuDNN computes in no dtype that keeps all of {first} and {second} for a {result} sum"
 
 
-def _call(
-    a: jax.Array,
-    b: jax.Array,
-    attributes: dict[str, Any],
-    workspace: int,
-    *,
-    spec: ConvSpec,
-    layout: Layout,
-) -> jax.Array:
+class _Form(NamedTuple):
+    """What cuDNN may be asked for a convolution."""
+
+    spec: ConvSpec
+    layout: Layout
+    attributes: dict[str, Any]
+    filter: Callable[[jax.Array], jax.Array] = lambda second: second
+    """Of the second operand."""
+
+
+def _forms(op: str, spec: ConvSpec, layout: Layout) -> Iterator[_Form]:
+    """Give the forms of a convolution, the one that is expected to be the fastest first."""
+    own = _attributes(op, spec, layout)
+    if op == "dgrad" and own["algorithm"] in ALGORITHMS:
+        fprop = _routes.fprop_of_dgrad(spec, layout)
+        if fprop and _routes.prefers_fprop(
+            spec, layout, own["dtype"], allow_tf32=own["allow_tf32"]
+        ):
+            attributes = _attributes("fprop", fprop.spec, fprop.layout)
+            attributes["algorithm"] = own["algorithm"]
+            yield _Form(fprop.spec, fprop.layout, attributes, fprop.filter)
+    yield _Form(spec, layout, own)
+
+
+def _call(a: jax.Array, b: jax.Array, workspace: int, form: _Form) -> jax.Array:
     """Call cuDNN, with so many bytes of workspace."""
+    spec, layout, attributes, _ = form
     *operands, result = ROLES[attributes["op"]]
+
+    def memory(role: Role) -> Shape:
+        return layout.memory_order(role, channels_first=attributes["channels_first"])
+
     out = jax.ShapeDtypeStruct(layout.to_array(result, spec.shape(result)), attributes["dtype"])
     call = jax.ffi.ffi_call(
         _load.TARGET,
         (out, jax.ShapeDtypeStruct((workspace,), jnp.uint8)),
-        input_layouts=[layout.memory_order(role) for role in operands],
-        output_layouts=[layout.memory_order(result), (0,)],
+        input_layouts=[memory(role) for role in operands],
+        output_layouts=[memory(result), (0,)],
     )
     # The workspace is a result only so that XLA plans its memory with everything else.
     computed, _ = call(
@@ -202,11 +223,14 @@ def _round_up(size: int) -> int:
 
 def _computed_in(op: str, spec: ConvSpec) -> str | None:
     first, second, result = ROLES[op]
-    return computed_in(spec.dtype(first), spec.dtype(second), spec.dtype(result))
+    dtype = computed_in(spec.dtype(first), spec.dtype(second), spec.dtype(result))
+    return _memory.widened(op, spec, dtype)
 
 
-def _attributes(op: str, spec: ConvSpec) -> dict[str, Any]:
+def _attributes(op: str, spec: ConvSpec, layout: Layout | None = None) -> dict[str, Any]:
     """Describe a convolution as the extension reads it, with at least two spatial dimensions.
+
+    Without a layout the arrays are taken to be as cuDNN likes them.
 
     A missing one comes first: with the long dimension first instead, cuDNN has no tensor-core plan
     for some filter gradients.
@@ -231,6 +255,7 @@ def _attributes(op: str, spec: ConvSpec) -> dict[str, Any]:
         "post_padding": [*zero, *(high for _, high in spec.padding)],
         "dilation": [*one, *spec.dilation],
         "flip": spec.flip,
+        "channels_first": layout is not None and _memory.is_channels_first(op, spec, layout, dtype),
         "dtype": dtype,
         "allow_tf32": spec.options.allow_tf32
         and allows_tf32(spec.dtype(first), spec.dtype(second), spec.precision),

@@ -24,6 +24,7 @@ Attributes = dict[str, Any]
 
 _MEASURED = tuple(name for name in ALGORITHMS if name != "heuristic")
 _SECONDS_BETWEEN_SAVES = 0.5
+_one_at_a_time = threading.Lock()  # filling memory for one would disturb the timing of another
 
 
 def workspace(attributes: Attributes, device: int) -> int | None:
@@ -96,7 +97,7 @@ def measure(attributes: Attributes, device: int) -> Any:
         RuntimeError: as `known`.
     """
     extension = _load.cudnn()
-    with _translated():
+    with _one_at_a_time, _translated():
         wanted = extension.bytes_to_measure(device, **attributes)
         memory = _memory(wanted, device)
         pointer, size = (0, 0) if memory is None else (memory.unsafe_buffer_pointer(), memory.size)

@@ -64,6 +64,11 @@ class ConvSpec:
         """How many spatial dimensions there are."""
         return len(self.strides)
 
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each output channel has an input channel of its own."""
+        return self.w_shape[1] == 1 and self.x_shape[1] == self.w_shape[0]
+
     def shape(self, role: Role) -> Shape:
         """Give the logical shape of x, w or y, and so of its gradient."""
         return getattr(self, f"{role}_shape")
@@ -87,13 +92,19 @@ class Layout(NamedTuple):
         """Give the axis of one logical dimension."""
         return getattr(self, role)[dimension]
 
-    def memory_order(self, role: Role) -> Shape:
+    def memory_order(self, role: Role, *, channels_first: bool = False) -> Shape:
         """Give the axes of an array from slowest to fastest in the memory that cuDNN wants.
 
-        That is images or output channels, positions, then the channels that are summed over.
+        That is images or output channels, positions, then the channels that are summed over, or the
+        latter two the other way round.
         """
         images, channels, *spatial = getattr(self, role)
-        return (images, *spatial, channels)
+        return (images, channels, *spatial) if channels_first else (images, *spatial, channels)
+
+    @property
+    def is_channels_first(self) -> bool:
+        """Whether the channels of both images come before the positions, as in NCHW."""
+        return all(channels < min(spatial) for _, channels, *spatial in (self.x, self.y))
 
     def to_array(self, role: Role, logical: Sequence[int]) -> Shape:
         """Reorder one number per logical dimension into one per axis."""

@@ -202,6 +202,7 @@ ATTRIBUTES = {
     "flip": False,
     "dtype": "float32",
     "allow_tf32": True,
+    "channels_first": False,
     **_lowering._options_of(Options(algorithm="heuristic", workspace_limit=1 << 20), "fprop"),
 }
 

@@ -48,8 +48,8 @@ def conv(x, w, strides=(1, 1), padding: Any = "SAME", dimension_numbers=NHWC, **
     )
 
 
-def operands(case: Case, computed: str):
-    return (shaped(case.shape(role), "float32") for role in OPERANDS[computed])
+def operands(case: Case, computed: str, dtype: str = "float32"):
+    return (shaped(case.shape(role), dtype) for role in OPERANDS[computed])
 
 
 OPTIONS = {
@@ -79,6 +79,7 @@ class TestAttributes:
             "flip": False,
             "dtype": "bfloat16",
             "allow_tf32": True,
+            "channels_first": False,
             "workspace_limit": _lowering.WORKSPACE_BUDGET,
             **OPTIONS,
         }
@@ -190,7 +191,10 @@ class TestAttributes:
 
     @parametrize(named("2d-grouped-strided", "1d-strided-dilated", "3d-grouped-dilated"))
     def test_gradients_describe_the_forward_convolution(self, case):
-        found = {role: attributes(case.cudnn(role), *operands(case, role)) for role in CUDNN_NAMES}
+        found = {
+            role: attributes(case.cudnn(role), *operands(case, role, "bfloat16"))
+            for role in CUDNN_NAMES
+        }
         assert {role: each.pop("op") for role, each in found.items()} == CUDNN_NAMES
         assert found["x"] == found["y"] == found["w"]
 

@@ -74,6 +74,7 @@ def layer(op, x=(8, 64, 56, 56), w=(128, 64, 3, 3), padding=1, **changes):
         "flip": False,
         "dtype": "bfloat16",
         "allow_tf32": True,
+        "channels_first": False,
         **_lowering._options_of(Options(), op),
         **changes,
     }
@@ -89,7 +90,7 @@ class TestEveryConvolutionHasAPlan:
     @pytest.mark.parametrize("computed", OPERANDS)
     def test_table(self, native, case, computed, dtype):
         attributes = attributes_of(case, computed, dtype)
-        for alignment in (FULL_ALIGNMENT, np.dtype(dtype).itemsize):
+        for alignment in (FULL_ALIGNMENT, np.dtype(attributes["dtype"]).itemsize):
             plan = native.plan_from_properties(PROPERTIES, **attributes, alignment=alignment)
             assert plan.name.startswith("eng")
             assert 0 <= plan.workspace_size <= attributes["workspace_limit"]

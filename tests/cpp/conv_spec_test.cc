@@ -71,6 +71,7 @@ const std::vector<Change<ConvSpec>>& SpecChanges() {
       {"flip", [](ConvSpec& s) { s.flip = true; }},
       {"dtype", [](ConvSpec& s) { s.dtype = DataType::kFloat16; }},
       {"allow_tf32", [](ConvSpec& s) { s.allow_tf32 = false; }},
+      {"channels_first", [](ConvSpec& s) { s.channels_first = true; }},
   };
   return *changes;
 }
@@ -85,9 +86,9 @@ void CheckDiffer(const T& a, const T& b, const std::string& what) {
 // The bindings stop compiling when a member is added, which is the reminder to list it everywhere.
 void FieldsListEveryMember() {
   const ConvSpec spec = Base();
-  const auto& [op, x, w, y, stride, pre, post, dilation, flip, dtype, allow_tf32] = spec;
-  (void)std::tie(op, x, w, y, stride, pre, post, dilation, flip, dtype, allow_tf32);
-  static_assert(kFieldCount<ConvSpec> == 11);
+  const auto& [op, x, w, y, stride, pre, post, dilation, flip, dtype, allow_tf32, first] = spec;
+  (void)std::tie(op, x, w, y, stride, pre, post, dilation, flip, dtype, allow_tf32, first);
+  static_assert(kFieldCount<ConvSpec> == 12);
   const PlanOptions options = BaseOptions();
   const auto& [algorithm, deterministic, reduced, compiled, excluded, verify, candidates,
                candidate_us, us] = options;
@@ -202,7 +203,33 @@ void NamesAreReadAsTheyAreWritten() {
   CHECK(Throws(ErrorCode::kInvalidArgument, "'int8'", [] { (void)DataTypeFromName("int8"); }));
   CHECK(TextOf(Base()) ==
         "op=fprop x=(8,12,20,31) w=(6,4,3,5) y=(8,6,11,9) stride=(2,3) pre_padding=(1,0) "
-        "post_padding=(2,4) dilation=(1,2) flip=false dtype=bfloat16 allow_tf32=true");
+        "post_padding=(2,4) dilation=(1,2) flip=false dtype=bfloat16 allow_tf32=true "
+        "channels_first=false");
+}
+
+void StridesArePacked() {
+  ConvSpec spec = Base();
+  using Sizes = std::vector<int64_t>;
+  CHECK(Strides(spec, {8, 12, 20, 31}) == (Sizes{7440, 1, 372, 12}));
+  CHECK(Strides(spec, {6, 4, 3, 5, 2}) == (Sizes{120, 1, 40, 8, 4}));
+  spec.channels_first = true;
+  CHECK(Strides(spec, {8, 12, 20, 31}) == (Sizes{7440, 620, 31, 1}));
+  CHECK(Strides(spec, {6, 4, 3, 5, 2}) == (Sizes{120, 30, 10, 2, 1}));
+}
+
+void WhatAConvolutionIsLike() {
+  ConvSpec spec = Base();  // 8 images of 11 x 9, 6 channels, each of 4 x 3 x 5 products
+  CHECK(Products(spec) == 8.0 * 6 * 11 * 9 * 60);
+  CHECK(FewestChannels(spec) == 2 && !HasOneChannelAGroup(spec));
+  CHECK(IsDilated(spec));
+  spec.dilation = {1, 1};
+  CHECK(!IsDilated(spec));
+  spec.w = {36, 12, 3, 5};
+  CHECK(FewestChannels(spec) == 12);
+  spec.w = {24, 1, 3, 5};  // two outputs for each input
+  CHECK(FewestChannels(spec) == 1 && !HasOneChannelAGroup(spec));
+  spec.w = {12, 1, 3, 5};
+  CHECK(FewestChannels(spec) == 1 && HasOneChannelAGroup(spec));
 }
 
 void ValidateAcceptsWhatCuDnnCanBeAsked() {
@@ -295,6 +322,8 @@ int main() {
   EveryFieldIsInTheKey();
   EveryPositionIsInTheKey();
   NamesAreReadAsTheyAreWritten();
+  StridesArePacked();
+  WhatAConvolutionIsLike();
   ValidateAcceptsWhatCuDnnCanBeAsked();
   ValidateRefusesEachBrokenRule();
   return testing::failures != 0;

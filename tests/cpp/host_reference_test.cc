@@ -34,7 +34,10 @@ Array Filled(const ConvSpec& spec, Operand operand) {
 Array ByDefinition(const ConvSpec& s) {
   const Array first = Filled(s, Operand::kFirst), second = Filled(s, Operand::kSecond);
   Array result(Filled(s, Operand::kResult).size(), 0);
-  const auto at = [](const Sizes& sizes, int64_t n, int64_t c, int64_t h, int64_t w) {
+  const auto at = [&s](const Sizes& sizes, int64_t n, int64_t c, int64_t h, int64_t w) {
+    if (s.channels_first) {
+      return static_cast<size_t>(((n * sizes[1] + c) * sizes[2] + h) * sizes[3] + w);
+    }
     return static_cast<size_t>(((n * sizes[2] + h) * sizes[3] + w) * sizes[1] + c);
   };
   const int64_t groups = s.x[1] / s.w[1], per_group = s.w[0] / groups;
@@ -59,10 +62,10 @@ Array ByDefinition(const ConvSpec& s) {
   return result;
 }
 
-void SamplesAreTheDefinition() {
+void SamplesAreTheDefinition(bool channels_first) {
   for (ConvOp op : {ConvOp::kFprop, ConvOp::kDgrad, ConvOp::kWgrad}) {
     for (bool flip : {false, true}) {
-      for (const ConvSpec& spec : {
+      for (ConvSpec spec : {
                Make(op, {3, 4, 7, 9}, {6, 4, 3, 2}, {3, 6, 7, 8}, {1, 1}, {1, 0}, {1, 0}, {1, 1},
                     flip),
                Make(op, {2, 6, 8, 11}, {4, 3, 3, 3}, {2, 4, 4, 4}, {2, 3}, {0, 2}, {2, 1}, {1, 2},
@@ -73,6 +76,7 @@ void SamplesAreTheDefinition() {
                Make(op, {2, 2, 2, 3}, {2, 2, 1, 2}, {2, 2, 8, 10}, {1, 1}, {3, 4}, {3, 4}, {1, 1},
                     flip),
            }) {
+        spec.channels_first = channels_first;
         const Array expected = ByDefinition(spec);
         const std::vector<Sample> samples = Samples(spec);
         CHECK(samples.size() == std::min<size_t>(expected.size(), 64));
@@ -168,7 +172,8 @@ void AgreementIsOneRounding() {
 
 int main() {
   using namespace jaxcudnn;
-  SamplesAreTheDefinition();
+  SamplesAreTheDefinition(false);
+  SamplesAreTheDefinition(true);
   OtherRanks();
   LongSumsGetFewSamples();
   NumbersSurviveEncoding();

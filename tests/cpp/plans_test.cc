@@ -37,7 +37,8 @@ class NamedPlan final : public Plan {
 std::vector<std::string> offered;
 std::map<std::string, double> times;
 std::set<std::string> too_large;  // for the memory that there is
-int races = 0, lists = 0;
+std::string compiled;             // what it would compile at run time
+int races = 0, lists = 0, compilations = 0;
 
 class ListPlanner final : public Planner {
  public:
@@ -46,7 +47,7 @@ class ListPlanner final : public Planner {
   }
   [[nodiscard]] PlanPointer Named(const Problem&, std::string_view name,
                                   const Origin& origin) const override {
-    if (std::find(offered.begin(), offered.end(), name) == offered.end()) {
+    if (std::find(offered.begin(), offered.end(), name) == offered.end() && name != compiled) {
       throw Error(ErrorCode::kInvalidArgument, "no such plan");
     }
     return std::make_shared<NamedPlan>(std::string(name), origin);
@@ -58,6 +59,10 @@ class ListPlanner final : public Planner {
       plans.push_back(std::make_shared<NamedPlan>(name, Origin{}));
     }
     return plans;
+  }
+  [[nodiscard]] PlanPointer Compiled(const Problem&) const override {
+    ++compilations;
+    return compiled.empty() ? nullptr : std::make_shared<NamedPlan>(compiled, Origin{});
   }
 };
 
@@ -124,8 +129,9 @@ void Offer(const std::map<std::string, double>& plans) {
   offered.clear();
   times = plans;
   too_large.clear();
+  compiled.clear();
   for (const auto& [name, us] : plans) offered.push_back(name);
-  races = lists = 0;
+  races = lists = compilations = 0;
 }
 
 ChoiceRecord Stored(const PlanRequest& request, const std::string& plan) {
@@ -221,6 +227,52 @@ void IfAllComputeWrongNumbersThereIsNone() {
   CHECK(GetPlan(Request("measure", false), kBench)->name() == "eng1");
 }
 
+PlanRequest Depthwise(int64_t channels, const std::string& algorithm = "measure") {
+  PlanRequest request = Request(algorithm);
+  request.problem.spec.x = request.problem.spec.y = {1, channels, 1, 1};
+  request.problem.spec.w = {channels, 1, 1, 1};
+  return request;
+}
+
+void ASlowDepthwiseConvolutionIsWorthCompiling() {
+  Offer({{"eng1", 500}, {"eng2", 400}});
+  compiled = "eng5";
+  times["eng5"] = 80;
+  PlanRequest request = Depthwise(2);
+  CHECK(GetPlan(request, kBench)->name() == "eng5" && compilations == 1);
+  const std::vector<ChoiceRecord> fresh = TakeChoices();
+  CHECK(fresh.size() == 1 && fresh.at(0).choice.plan == "eng5" && fresh.at(0).choice.tried == 3);
+
+  Offer({{"eng1", 500}, {"eng2", 400}});
+  compiled = "eng5";
+  times["eng5"] = 450;  // which was not known before
+  const MeasuredPlan slower = MeasurePlan(request, kBench);
+  CHECK(slower.plan->name() == "eng2" && slower.tuning.timings.size() == 3);
+  CHECK(slower.tuning.timings.at(2).microseconds == 450);
+
+  Offer({{"eng1", 500}, {"eng2", 400}});  // there is none
+  CHECK(GetPlan(request, kBench)->name() == "eng2" && compilations == 1);
+}
+
+void OthersAreNotCompiled() {
+  const auto compilations_for = [](const PlanRequest& request, double us) {
+    Offer({{"eng1", us}});
+    (void)GetPlan(request, kBench);
+    return compilations;
+  };
+  CHECK(compilations_for(Depthwise(2), 301) == 1);
+  CHECK(compilations_for(Depthwise(2), 299) == 0);
+  CHECK(compilations_for(Depthwise(1 << 28), 1000) == 0);         // about as fast as memory
+  CHECK(compilations_for(Depthwise(2, "exhaustive"), 400) == 0);  // it has been timed
+  CHECK(compilations_for(Request("measure"), 400) == 1);          // one channel is depthwise, too
+  PlanRequest forbidden = Depthwise(2);
+  forbidden.problem.options.allow_runtime_compilation = false;
+  CHECK(compilations_for(forbidden, 400) == 0);
+  PlanRequest dense = Depthwise(2);
+  dense.problem.spec.w = {2, 2, 1, 1};
+  CHECK(compilations_for(dense, 400) == 0);
+}
+
 }  // namespace
 }  // namespace jaxcudnn
 
@@ -233,5 +285,7 @@ int main() {
   WhatHasFailedIsNotTakenForWantOfMemory();
   CandidatesAreKeptUntilTheyAreTimed();
   IfAllComputeWrongNumbersThereIsNone();
+  ASlowDepthwiseConvolutionIsWorthCompiling();
+  OthersAreNotCompiled();
   return testing::failures != 0;
 }

@@ -96,6 +96,13 @@ void LongOnesRunAgainIfThereIsTime() {
   CHECK(timings[0].microseconds == 89'000);
 }
 
+void VeryLongOnesRunOnce() {
+  std::vector<Timing> timings;
+  Track track{{120'000, 40'000}, {9'000, 9'000}};
+  CHECK(RaceOf(track, timings, {1000, 5000, 180'000}) == 1);
+  CHECK(track.runs[0] == (std::vector<int>{1}));
+}
+
 void ShortOnesRunOftenAndTheBudgetOfEachIsKept() {
   std::vector<Timing> timings;
   Track track{{10}, {}};
@@ -211,6 +218,7 @@ int main() {
   LoadingIsNotHeldAgainstAnyone();
   OneFarBehindRunsOnce();
   LongOnesRunAgainIfThereIsTime();
+  VeryLongOnesRunOnce();
   ShortOnesRunOftenAndTheBudgetOfEachIsKept();
   TheBudgetIsKept();
   FinalsEndWithTheBudgetToo();
