@@ -26,6 +26,8 @@ template <typename Source>
           DataTypeFromName(source.Text("dtype")),
           source.Flag("allow_tf32"),
           source.Flag("channels_first"),
+          {ActivationFromName(source.Text("activation")), source.Flag("residual"),
+           source.Flag("bias")},
       },
       {
           source.Text("algorithm"),

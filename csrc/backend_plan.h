@@ -14,14 +14,15 @@
 
 namespace jaxcudnn {
 
-inline std::array<int64_t, 3> UidsOf(ConvOp op) {
+/// The names in the graph of the buffers, in their order.
+inline std::array<int64_t, kOperands> UidsOf(ConvOp op) {
   switch (op) {
     case ConvOp::kFprop:
-      return {kX, kW, kY};
+      return {kX, kW, kY, kResidual, kBias};
     case ConvOp::kDgrad:
-      return {kY, kW, kX};
+      return {kY, kW, kX, kResidual, kBias};
     case ConvOp::kWgrad:
-      return {kX, kY, kW};
+      return {kX, kY, kW, kResidual, kBias};
   }
   throw Error(ErrorCode::kInternal, "a ConvOp is missing from UidsOf");
 }
@@ -30,10 +31,19 @@ inline std::array<int64_t, 3> UidsOf(ConvOp op) {
 /// each execution makes its own; that is part of the price of an enqueue.
 class VariantPack {
  public:
-  VariantPack(const std::array<int64_t, 3>& uids, const Buffers& buffers, void* workspace)
+  /// Null buffers are left out.
+  VariantPack(const std::array<int64_t, kOperands>& uids, const Buffers& buffers, void* workspace)
       : descriptor_(Create()) {
-    Set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, uids.size(), uids.data());
-    Set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, buffers.size(), buffers.data());
+    std::array<int64_t, kOperands> names{};
+    Buffers pointers{};
+    size_t count = 0;
+    for (size_t i = 0; i < kOperands; ++i) {
+      if (!buffers[i]) continue;
+      names[count] = uids[i];
+      pointers[count++] = buffers[i];
+    }
+    Set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, names.data());
+    Set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers.data());
     Set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
     CheckCudnn(Cudnn().finalize(get()), "finalizing a variant pack");
   }
@@ -88,7 +98,7 @@ class BackendPlan final : public Plan {
  private:
   std::shared_ptr<fe::ExecutionPlan> plan_;
   DeviceProperties properties_;  // outlives the plan that was made from it
-  std::array<int64_t, 3> uids_;
+  std::array<int64_t, kOperands> uids_;
 };
 
 }  // namespace jaxcudnn

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "call_site.h"
 
+#include <algorithm>
 #include <cstdio>
-#include <functional>
-#include <numeric>
 #include <utility>
 
 #include "error.h"
@@ -26,26 +25,15 @@ bool IsAligned(const void* buffer) {
 }
 
 bool AreAligned(const Buffers& buffers) {
-  return IsAligned(buffers[0]) && IsAligned(buffers[1]) && IsAligned(buffers[2]);
+  return std::all_of(buffers.begin(), buffers.end(), &IsAligned);
 }
 
-int64_t BytesOf(const std::vector<int64_t>& sizes, DataType dtype) {
-  return std::accumulate(sizes.begin(), sizes.end(), RowOf(dtype).bytes, std::multiplies<>());
-}
-
-std::array<int64_t, 3> BufferBytes(const ConvSpec& spec) {
-  const int64_t x = BytesOf(spec.x, spec.dtype);
-  const int64_t w = BytesOf(spec.w, spec.dtype);
-  const int64_t y = BytesOf(spec.y, spec.dtype);
-  switch (spec.op) {
-    case ConvOp::kFprop:
-      return {x, w, y};
-    case ConvOp::kDgrad:
-      return {y, w, x};
-    case ConvOp::kWgrad:
-      return {x, y, w};
+BufferSizes BytesOfAll(const ConvSpec& spec) {
+  BufferSizes bytes{};
+  for (Operand operand : kAllOperands) {
+    bytes[static_cast<size_t>(operand)] = BytesOf(spec, operand);
   }
-  throw Error(ErrorCode::kInternal, "a ConvOp is missing from BufferBytes");
+  return bytes;
 }
 
 void SayOnceThatThisIsSlow() {
@@ -62,16 +50,16 @@ void SayOnceThatThisIsSlow() {
 }  // namespace
 
 CallSite::CallSite(Problem problem)
-    : problem_(std::move(problem)), bytes_(BufferBytes(problem_.spec)) {}
+    : problem_(std::move(problem)), bytes_(BytesOfAll(problem_.spec)) {}
 
-void CallSite::CheckSizes(const std::array<int64_t, 3>& bytes) const {
+void CallSite::CheckSizes(const BufferSizes& bytes) const {
   if (bytes == bytes_) return;
-  const auto text = [](const std::array<int64_t, 3>& sizes) {
+  const auto text = [](const BufferSizes& sizes) {
     return TextOf(std::vector<int64_t>(sizes.begin(), sizes.end()));
   };
-  throw Error(ErrorCode::kInvalidArgument, "the operands and the result must hold " + text(bytes_) +
-                                               " bytes, got " + text(bytes) +
-                                               ". The convolution: " + TextOf(problem_.spec));
+  throw Error(ErrorCode::kInvalidArgument,
+              "the operands, the result, residual and bias must hold " + text(bytes_) +
+                  " bytes, got " + text(bytes) + ". The convolution: " + TextOf(problem_.spec));
 }
 
 void CallSite::Prepare(const Bench& bench, const Buffers& buffers, const Workspace& workspace) {
@@ -143,14 +131,16 @@ void CallSite::Execute(int device, cudaStream_t stream, const Buffers& buffers,
   const auto copy = [&](size_t i, void* to, const void* from) {
     if (moved[i] != buffers[i]) CopyOnDevice(to, from, static_cast<size_t>(bytes_[i]), stream);
   };
-  copy(0, moved[0], buffers[0]);
-  copy(1, moved[1], buffers[1]);
+  constexpr auto kResult = static_cast<size_t>(Operand::kResult);
+  for (size_t i = 0; i < kOperands; ++i) {
+    if (i != kResult) copy(i, moved[i], buffers[i]);
+  }
   {
     HandleLease lease(HandleOf(device), stream);
     SectionTimer timer(StageClock::kEnqueue);
     plan->Execute(lease.get(), moved, workspace.data);
   }
-  copy(2, buffers[2], moved[2]);
+  copy(kResult, buffers[kResult], moved[kResult]);
 }
 
 }  // namespace jaxcudnn

@@ -15,6 +15,9 @@
 
 namespace jaxcudnn {
 
+/// Bytes of the buffers, in their order; 0 where there is none.
+using BufferSizes = std::array<int64_t, kOperands>;
+
 /// The workspace that XLA reserved for a call.
 struct Workspace {
   void* data;
@@ -31,9 +34,11 @@ class CallSite {
  public:
   explicit CallSite(Problem problem);
 
+  [[nodiscard]] const Epilogue& epilogue() const { return problem_.spec.epilogue; }
+
   /// Throws kInvalidArgument unless the buffers hold as much as the attributes say: a call written
   /// by hand could otherwise read and write past them.
-  void CheckSizes(const std::array<int64_t, 3>& bytes) const;
+  void CheckSizes(const BufferSizes& bytes) const;
 
   /// Makes sure that `Execute` with these buffers will find its plan and its handle. May allocate,
   /// build, measure and take a second at the first call; afterwards it is one look-up.
@@ -54,7 +59,7 @@ class CallSite {
   [[nodiscard]] bool Relocate(const Plan& plan, const Workspace& workspace, Buffers& buffers) const;
 
   Problem problem_;
-  std::array<int64_t, 3> bytes_;            // of the buffers, in their order
+  BufferSizes bytes_;                       // of the buffers, in their order
   std::array<Slots, kMaxDevices> plans_{};  // read without a lock by Execute
   std::mutex mutex_;                        // guards owned_
   std::vector<PlanPointer> owned_;          // a plan lives as long as its executable

@@ -24,7 +24,7 @@ namespace fe = cudnn_frontend;
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 using DeviceProperties = std::shared_ptr<const fe::DeviceProperties>;
 
-enum Uid : int64_t { kX = 1, kW = 2, kY = 3 };
+enum Uid : int64_t { kX = 1, kW = 2, kY = 3, kResidual = 4, kBias = 5 };
 
 // As many recommendations make it needless to ask for more.
 inline constexpr size_t kSeveral = 8;
@@ -81,7 +81,7 @@ class ConvGraph : public fe::graph::Graph {
  public:
   ConvGraph(const Problem& problem, DeviceProperties properties, const Target& target)
       : problem_(problem), target_(target) {
-    set_io_data_type(ToFrontend(problem.spec.dtype));
+    set_io_data_type(jaxcudnn::ToFrontend(problem.spec.dtype));
     set_intermediate_data_type(Accumulator(problem.spec.dtype));
     set_compute_data_type(Accumulator(problem.spec.dtype));
     set_device_properties(std::move(properties));
@@ -188,20 +188,82 @@ class ConvGraph : public fe::graph::Graph {
     switch (spec.op) {
       case ConvOp::kFprop: {
         Tensor x = Operand(kX, spec.x), w = Operand(kW, spec.w);
-        Result(conv_fprop(x, w, WithGeometry(fe::graph::Conv_fprop_attributes())), kY, spec.y);
+        Finish(conv_fprop(x, w, WithGeometry(fe::graph::Conv_fprop_attributes())), kY, spec.y);
         return;
       }
       case ConvOp::kDgrad: {
         Tensor dy = Operand(kY, spec.y), w = Operand(kW, spec.w);
-        Result(conv_dgrad(dy, w, WithGeometry(fe::graph::Conv_dgrad_attributes())), kX, spec.x);
+        Finish(conv_dgrad(dy, w, WithGeometry(fe::graph::Conv_dgrad_attributes())), kX, spec.x);
         return;
       }
       case ConvOp::kWgrad: {
         Tensor dy = Operand(kY, spec.y), x = Operand(kX, spec.x);
-        Result(conv_wgrad(dy, x, WithGeometry(fe::graph::Conv_wgrad_attributes())), kW, spec.w);
+        Finish(conv_wgrad(dy, x, WithGeometry(fe::graph::Conv_wgrad_attributes())), kW, spec.w);
         return;
       }
     }
+  }
+
+  /// Adds the epilogue: the residual before the bias, as the precompiled engines have it.
+  void Finish(Tensor sums, Uid uid, const std::vector<int64_t>& sizes) {
+    const Epilogue& epilogue = problem_.spec.epilogue;
+    const auto set_sizes = [&](const Tensor& tensor) {
+      tensor->set_dim(sizes).set_stride(Strides(problem_.spec, sizes));
+    };
+    const auto next = [&](Tensor tensor) {
+      set_sizes(sums);  // which is not the result, and stays in the accumulator's type
+      sums = std::move(tensor);
+    };
+    const auto add = [&](Uid operand) {
+      const bool is_bias = operand == kBias;
+      Tensor addend =
+          Operand(operand, SizesOf(problem_.spec, is_bias ? jaxcudnn::Operand::kBias
+                                                          : jaxcudnn::Operand::kResidual));
+      next(pointwise(sums, addend, Pointwise().set_mode(fe::PointwiseMode_t::ADD)));
+    };
+    if (epilogue.residual) add(kResidual);
+    if (epilogue.bias) add(kBias);
+    if (epilogue.activation != Activation::kNone) {
+      next(pointwise(sums, ToFrontend(epilogue.activation)));
+    }
+    set_sizes(sums);
+    sums->set_output(true)
+        .set_uid(uid)
+        .set_data_type(jaxcudnn::ToFrontend(problem_.spec.dtype))
+        .set_alignment(problem_.alignment);
+  }
+
+  [[nodiscard]] fe::graph::Pointwise_attributes Pointwise() const {
+    fe::graph::Pointwise_attributes attributes;
+    attributes.set_compute_data_type(Accumulator(problem_.spec.dtype));
+    return attributes;
+  }
+
+  [[nodiscard]] fe::graph::Pointwise_attributes ToFrontend(Activation activation) const {
+    using Mode = fe::PointwiseMode_t;
+    switch (activation) {
+      case Activation::kNone:
+        break;
+      case Activation::kRelu:
+        return Pointwise().set_mode(Mode::RELU_FWD);
+      case Activation::kLeakyRelu:
+        return Pointwise().set_mode(Mode::RELU_FWD).set_relu_lower_clip_slope(kLeak);
+      case Activation::kGelu:
+        return Pointwise().set_mode(Mode::GELU_FWD);
+      case Activation::kGeluTanh:
+        return Pointwise().set_mode(Mode::GELU_APPROX_TANH_FWD);
+      case Activation::kSilu:
+        return Pointwise().set_mode(Mode::SWISH_FWD).set_swish_beta(1);
+      case Activation::kElu:
+        return Pointwise().set_mode(Mode::ELU_FWD).set_elu_alpha(1);
+      case Activation::kSoftplus:
+        return Pointwise().set_mode(Mode::SOFTPLUS_FWD).set_softplus_beta(1);
+      case Activation::kTanh:
+        return Pointwise().set_mode(Mode::TANH_FWD);
+      case Activation::kSigmoid:
+        return Pointwise().set_mode(Mode::SIGMOID_FWD);
+    }
+    throw Error(ErrorCode::kInternal, "an Activation is missing from ToFrontend");
   }
 
   template <typename Attributes>
@@ -221,17 +283,8 @@ class ConvGraph : public fe::graph::Graph {
                       .set_uid(uid)
                       .set_dim(sizes)
                       .set_stride(Strides(problem_.spec, sizes))
-                      .set_data_type(ToFrontend(problem_.spec.dtype))
+                      .set_data_type(jaxcudnn::ToFrontend(problem_.spec.dtype))
                       .set_alignment(problem_.alignment));
-  }
-
-  void Result(const Tensor& result, Uid uid, const std::vector<int64_t>& sizes) {
-    result->set_output(true)
-        .set_uid(uid)
-        .set_dim(sizes)
-        .set_stride(Strides(problem_.spec, sizes))
-        .set_data_type(ToFrontend(problem_.spec.dtype))
-        .set_alignment(problem_.alignment);
   }
 
   /// Where candidates come from, the best first. Below full alignment it is cuDNN's generic engine

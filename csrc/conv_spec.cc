@@ -110,6 +110,8 @@ void Validate(const ConvSpec& spec) {
     Require(fits && spec.y[i + 2] == (padded - 1 - steps * spec.dilation[i]) / spec.stride[i] + 1,
             spec, "y must have the size that x, w, stride, padding and dilation give");
   }
+  Require(spec.op != ConvOp::kWgrad || spec.epilogue.is_empty(), spec,
+          "a filter gradient must have neither activation nor residual nor bias");
   Require(spec.x[0] == spec.y[0] && spec.w[0] == spec.y[1] && spec.x[1] % spec.w[1] == 0 &&
               spec.w[0] % (spec.x[1] / spec.w[1]) == 0,
           spec, "batch, channels and groups must agree");

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dtypes.h"
+#include "epilogue.h"
 #include "fields.h"
 
 namespace jaxcudnn {
@@ -28,14 +29,16 @@ struct ConvSpec {
   DataType dtype;               ///< of x, w and y alike; products are summed in float32, or float64
   bool allow_tf32;              ///< float32 operands may be rounded to TF32
   bool channels_first = false;  ///< memory is in the logical order; else N spatial... C
+  Epilogue epilogue = {};
 
   /// Every field, once: equality, hash and text follow from this list.
   [[nodiscard]] auto fields() const {
-    return std::make_tuple(
-        Field{"op", op}, Field{"x", x}, Field{"w", w}, Field{"y", y}, Field{"stride", stride},
-        Field{"pre_padding", pre_padding}, Field{"post_padding", post_padding},
-        Field{"dilation", dilation}, Field{"flip", flip}, Field{"dtype", dtype},
-        Field{"allow_tf32", allow_tf32}, Field{"channels_first", channels_first});
+    return std::make_tuple(Field{"op", op}, Field{"x", x}, Field{"w", w}, Field{"y", y},
+                           Field{"stride", stride}, Field{"pre_padding", pre_padding},
+                           Field{"post_padding", post_padding}, Field{"dilation", dilation},
+                           Field{"flip", flip}, Field{"dtype", dtype},
+                           Field{"allow_tf32", allow_tf32}, Field{"channels_first", channels_first},
+                           Field{"epilogue", epilogue});
   }
 
   [[nodiscard]] size_t spatial_rank() const { return stride.size(); }

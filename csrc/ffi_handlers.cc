@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -104,35 +105,67 @@ ffi::ErrorOr<StatePointer> Instantiate(ffi::Dictionary attributes) {
   });
 }
 
-Buffers Pointers(ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::Result<ffi::AnyBuffer> out) {
-  return {a.untyped_data(), b.untyped_data(), out->untyped_data()};
-}
-
 int64_t SizeOf(ffi::AnyBuffer buffer) { return static_cast<int64_t>(buffer.size_bytes()); }
+
+/// Residual and bias, of which the epilogue has none, one or both, in this order.
+class Addends {
+ public:
+  Addends(ffi::RemainingArgs arguments, const Epilogue& epilogue) {
+    const size_t expected = static_cast<size_t>(epilogue.residual) + epilogue.bias;
+    if (arguments.size() != expected) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the call must have " + std::to_string(2 + expected) + " operands, got " +
+                      std::to_string(2 + arguments.size()));
+    }
+    if (epilogue.residual) residual_ = *arguments.get<ffi::AnyBuffer>(0);
+    if (epilogue.bias) bias_ = *arguments.get<ffi::AnyBuffer>(expected - 1);
+  }
+
+  [[nodiscard]] Buffers WithPointers(ffi::AnyBuffer a, ffi::AnyBuffer b,
+                                     ffi::Result<ffi::AnyBuffer> out) const {
+    const auto pointer = [](const auto& buffer) {
+      return buffer ? buffer->untyped_data() : nullptr;
+    };
+    return {a.untyped_data(), b.untyped_data(), out->untyped_data(), pointer(residual_),
+            pointer(bias_)};
+  }
+
+  [[nodiscard]] BufferSizes WithSizes(ffi::AnyBuffer a, ffi::AnyBuffer b,
+                                      ffi::Result<ffi::AnyBuffer> out) const {
+    const auto size = [](const auto& buffer) { return buffer ? SizeOf(*buffer) : 0; };
+    return {SizeOf(a), SizeOf(b), SizeOf(*out), size(residual_), size(bias_)};
+  }
+
+ private:
+  std::optional<ffi::AnyBuffer> residual_, bias_;
+};
 
 Workspace WorkspaceOf(ffi::Result<ffi::AnyBuffer> buffer) {
   return {buffer->untyped_data(), SizeOf(*buffer)};
 }
 
 ffi::Error Initialize(cudaStream_t stream, ffi::ScratchAllocator scratch, int32_t device,
-                      ConvState* state, ffi::AnyBuffer a, ffi::AnyBuffer b,
+                      ConvState* state, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::RemainingArgs rest,
                       ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
   SectionTimer timer(StageClock::kInitialize);
   return Guarded<ffi::Error>("initialize", [&] {
-    state->site.CheckSizes({SizeOf(a), SizeOf(b), SizeOf(*out)});
+    const Addends addends(rest, state->site.epilogue());
+    state->site.CheckSizes(addends.WithSizes(a, b, out));
     const auto allocate = [&scratch](size_t bytes) {
       return scratch.Allocate(bytes).value_or(nullptr);
     };
-    state->site.Prepare({device, stream, allocate}, Pointers(a, b, out), WorkspaceOf(workspace));
+    state->site.Prepare({device, stream, allocate}, addends.WithPointers(a, b, out),
+                        WorkspaceOf(workspace));
     return ffi::Error::Success();
   });
 }
 
 ffi::Error Execute(cudaStream_t stream, int32_t device, ConvState* state, ffi::AnyBuffer a,
-                   ffi::AnyBuffer b, ffi::Result<ffi::AnyBuffer> out,
+                   ffi::AnyBuffer b, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
                    ffi::Result<ffi::AnyBuffer> workspace) {
   return Guarded<ffi::Error>("execute", [&] {
-    state->site.Execute(device, stream, Pointers(a, b, out), WorkspaceOf(workspace));
+    const Addends addends(rest, state->site.epilogue());
+    state->site.Execute(device, stream, addends.WithPointers(a, b, out), WorkspaceOf(workspace));
     return ffi::Error::Success();
   });
 }
@@ -147,6 +180,7 @@ XLA_FFI_DEFINE_HANDLER(InitializeHandler, Initialize,
                            .Ctx<ffi::State<ConvState>>()
                            .Arg<ffi::AnyBuffer>()    // first operand
                            .Arg<ffi::AnyBuffer>()    // second operand
+                           .RemainingArgs()          // residual, bias
                            .Ret<ffi::AnyBuffer>()    // result
                            .Ret<ffi::AnyBuffer>());  // workspace
 
@@ -157,6 +191,7 @@ XLA_FFI_DEFINE_HANDLER(ExecuteHandler, Execute,
                            .Ctx<ffi::State<ConvState>>()
                            .Arg<ffi::AnyBuffer>()   // first operand
                            .Arg<ffi::AnyBuffer>()   // second operand
+                           .RemainingArgs()         // residual, bias
                            .Ret<ffi::AnyBuffer>()   // result
                            .Ret<ffi::AnyBuffer>(),  // workspace
                        {ffi::Traits::kCmdBufferCompatible});

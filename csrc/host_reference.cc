@@ -213,18 +213,80 @@ class Definition {
   std::vector<int> first_, second_;
 };
 
+double Activated(Activation activation, double x) {
+  constexpr double kRootOfHalf = 0.70710678118654752440, kRootOf2OverPi = 0.79788456080286535588;
+  switch (activation) {
+    case Activation::kNone:
+      return x;
+    case Activation::kRelu:
+      return std::max(x, 0.0);
+    case Activation::kLeakyRelu:
+      return x < 0 ? kLeak * x : x;
+    case Activation::kGelu:
+      return x * std::erfc(-x * kRootOfHalf) / 2;
+    case Activation::kGeluTanh:
+      return x * (1 + std::tanh(kRootOf2OverPi * (x + 0.044715 * x * x * x))) / 2;
+    case Activation::kSilu:
+      return x / (1 + std::exp(-x));
+    case Activation::kElu:
+      return x < 0 ? std::expm1(x) : x;
+    case Activation::kSoftplus:
+      return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
+    case Activation::kTanh:
+      return std::tanh(x);
+    case Activation::kSigmoid:
+      return 1 / (1 + std::exp(-x));
+  }
+  throw Error(ErrorCode::kInternal, "an Activation is missing from Activated");
+}
+
+/// What the epilogue makes of a sum at a place of the result, which is also the residual's.
+double Finished(const ConvSpec& spec, int64_t sum, int64_t place, int64_t channel) {
+  const auto add = [&sum](bool present, Operand operand, int64_t at) {
+    if (!present) return;
+    const std::vector<int> pattern = Pattern(operand);
+    sum += pattern[static_cast<size_t>(at) % pattern.size()];
+  };
+  add(spec.epilogue.residual, Operand::kResidual, place);
+  add(spec.epilogue.bias, Operand::kBias, channel);
+  return Activated(spec.epilogue.activation, static_cast<double>(sum));
+}
+
 }  // namespace
 
-const Sizes& SizesOf(const ConvSpec& spec, Operand operand) {
+Sizes SizesOf(const ConvSpec& spec, Operand operand) {
   const Sizes* const sizes[3][3] = {
       {&spec.x, &spec.w, &spec.y}, {&spec.y, &spec.w, &spec.x}, {&spec.x, &spec.y, &spec.w}};
-  return *sizes[static_cast<size_t>(spec.op)][static_cast<size_t>(operand)];
+  const auto& [first, second, result] = sizes[static_cast<size_t>(spec.op)];
+  switch (operand) {
+    case Operand::kFirst:
+      return *first;
+    case Operand::kSecond:
+      return *second;
+    case Operand::kResult:
+      return *result;
+    case Operand::kResidual:
+      return spec.epilogue.residual ? *result : Sizes{};
+    case Operand::kBias: {
+      if (!spec.epilogue.bias) return {};
+      Sizes bias(result->size(), 1);
+      bias[1] = (*result)[1];
+      return bias;
+    }
+  }
+  throw Error(ErrorCode::kInternal, "an Operand is missing from SizesOf");
+}
+
+int64_t BytesOf(const ConvSpec& spec, Operand operand) {
+  const Sizes sizes = SizesOf(spec, operand);
+  return sizes.empty() ? 0 : Count(sizes) * RowOf(spec.dtype).bytes;
 }
 
 std::vector<int> Pattern(Operand operand) {
-  // Two primes; and the numbers of a linear congruential generator, between -2 and 2.
-  std::vector<int> values(operand == Operand::kFirst ? 8191 : 8179);
-  uint32_t state = operand == Operand::kFirst ? 1 : 2;
+  // Primes; and the numbers of a linear congruential generator, between -2 and 2.
+  constexpr size_t kPeriods[] = {8191, 8179, 1, 8171, 8167};
+  std::vector<int> values(kPeriods[static_cast<size_t>(operand)]);
+  uint32_t state = static_cast<uint32_t>(operand) + 1;
   for (int& value : values) {
     state = state * 1664525 + 1013904223;
     value = static_cast<int>((state >> 24) % 5) - 2;
@@ -272,7 +334,7 @@ double Decode(const unsigned char* bytes, DataType dtype) {
 
 std::vector<Sample> Samples(const ConvSpec& spec) {
   const Definition definition(spec);
-  const Sizes& sizes = SizesOf(spec, Operand::kResult);
+  const Sizes sizes = SizesOf(spec, Operand::kResult);
   const Sizes strides = Strides(spec, sizes);
   const int64_t elements = Count(sizes);
   const int64_t affordable = kMostProducts / std::max<int64_t>(definition.Products(), 1);
@@ -285,21 +347,33 @@ std::vector<Sample> Samples(const ConvSpec& spec) {
     int64_t index = static_cast<int64_t>((state >> 20) % static_cast<uint64_t>(elements));
     if (i == 0) index = 0;
     if (i == 1) index = elements - 1;
-    samples.push_back(
-        {index, static_cast<double>(definition.At(IndicesOf(sizes, strides, index)))});
+    const Sizes at = IndicesOf(sizes, strides, index);
+    samples.push_back({index, Finished(spec, definition.At(at), index, at[1])});
   }
   return samples;
 }
 
-bool Agrees(double computed, double exact, DataType dtype, bool may_round_sums) {
+Slack SlackOf(const ConvSpec& spec, bool may_round_sums) {
+  if (may_round_sums) return Slack::kRoundsPartialSums;
+  switch (spec.epilogue.activation) {
+    case Activation::kNone:
+    case Activation::kRelu:
+      return Slack::kNone;
+    default:
+      return Slack::kActivation;
+  }
+}
+
+bool Agrees(double computed, double exact, DataType dtype, Slack slack) {
   const Format format = FormatOf(dtype);
   const double largest =
       std::ldexp(2 - std::ldexp(1, -format.fraction_bits), (1 << (format.exponent_bits - 1)) - 1);
   if (std::abs(exact) > largest) return std::abs(computed) >= largest;
   const double unit = std::ldexp(1, -format.fraction_bits - 1);
-  // Rounding of each of many partial sums: far from what a wrong plan computes, which is what
-  // counts.
-  const double allowed = may_round_sums ? 64 * unit * std::abs(exact) + 8 : unit * std::abs(exact);
+  double allowed = unit * std::abs(exact);
+  // Either is far from what a wrong plan computes, which is what counts.
+  if (slack == Slack::kActivation) allowed = 4 * allowed + 0.004;
+  if (slack == Slack::kRoundsPartialSums) allowed = 64 * allowed + 8;
   return std::abs(computed - exact) <= allowed;  // false for NaN
 }
 

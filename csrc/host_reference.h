@@ -8,11 +8,18 @@
 
 namespace jaxcudnn {
 
-/// Which of the two operands, or the result, of an operation.
-enum class Operand { kFirst, kSecond, kResult };
+/// Which of the arrays of a call.
+enum class Operand : size_t { kFirst, kSecond, kResult, kResidual, kBias };
+inline constexpr size_t kOperands = 5;
+inline constexpr Operand kAllOperands[] = {Operand::kFirst, Operand::kSecond, Operand::kResult,
+                                           Operand::kResidual, Operand::kBias};
 
-/// The sizes of x, w or y, whichever `operand` of the operation is.
-[[nodiscard]] const std::vector<int64_t>& SizesOf(const ConvSpec& spec, Operand operand);
+/// The sizes of x, w or y, whichever `operand` of the operation is, of the residual, or 1 K 1...
+/// for a bias of K numbers; none of what the epilogue does not have.
+[[nodiscard]] std::vector<int64_t> SizesOf(const ConvSpec& spec, Operand operand);
+
+/// How many bytes it has.
+[[nodiscard]] int64_t BytesOf(const ConvSpec& spec, Operand operand);
 
 /// Small integers that fill an operand, repeated with a period that is prime, so that no stride of
 /// an array meets the same number again and again. Their sums are exact in float32.
@@ -22,8 +29,8 @@ enum class Operand { kFirst, kSecond, kResult };
 [[nodiscard]] std::vector<unsigned char> Encode(const std::vector<int>& values, DataType dtype);
 [[nodiscard]] double Decode(const unsigned char* bytes, DataType dtype);
 
-/// One element of a result: where it is in memory, and the sum that the definition of the
-/// convolution gives for operands filled with `Pattern`.
+/// One element of a result: where it is in memory, and what the definition of the convolution and
+/// its epilogue gives for operands filled with `Pattern`.
 struct Sample {
   int64_t index;
   double exact;
@@ -32,8 +39,16 @@ struct Sample {
 /// Some elements of the result, its first and its last among them; fewer where sums are long.
 [[nodiscard]] std::vector<Sample> Samples(const ConvSpec& spec);
 
-/// Whether a computed element is the exact sum, rounded once to the dtype, or where partial sums
-/// may be rounded, near it.
-[[nodiscard]] bool Agrees(double computed, double exact, DataType dtype, bool may_round_sums);
+/// How near a computed element has to be to the exact one, beside one rounding to the dtype.
+enum class Slack {
+  kNone,
+  kActivation,         ///< approximated by the hardware
+  kRoundsPartialSums,  ///< each of many, in the dtype
+};
+
+[[nodiscard]] Slack SlackOf(const ConvSpec& spec, bool may_round_sums);
+
+/// Whether a computed element is the exact one, so far as a plan is bound to give it.
+[[nodiscard]] bool Agrees(double computed, double exact, DataType dtype, Slack slack);
 
 }  // namespace jaxcudnn

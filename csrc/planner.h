@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "host_reference.h"
 #include "plan_request.h"
 
 namespace jaxcudnn {
@@ -18,8 +19,9 @@ namespace jaxcudnn {
 /// The alignment of everything that XLA allocates and cuDNN's tensor-core kernels ask for.
 inline constexpr int64_t kFullAlignment = 16;
 
-/// The two operands of the operation, then its result: x w y, dy w dx or x dy dw.
-using Buffers = std::array<void*, 3>;
+/// The two operands of the operation, then its result: x w y, dy w dx or x dy dw. Then residual and
+/// bias, null where the epilogue has none.
+using Buffers = std::array<void*, kOperands>;
 
 /// How a plan came to be chosen.
 struct Origin {

@@ -203,6 +203,9 @@ ATTRIBUTES = {
     "dtype": "float32",
     "allow_tf32": True,
     "channels_first": False,
+    "activation": "",
+    "residual": False,
+    "bias": False,
     **_lowering._options_of(Options(algorithm="heuristic", workspace_limit=1 << 20), "fprop"),
 }
 

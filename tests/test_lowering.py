@@ -80,6 +80,9 @@ class TestAttributes:
             "dtype": "bfloat16",
             "allow_tf32": True,
             "channels_first": False,
+            "activation": "",
+            "residual": False,
+            "bias": False,
             "workspace_limit": _lowering.WORKSPACE_BUDGET,
             **OPTIONS,
         }

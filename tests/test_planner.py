@@ -75,6 +75,9 @@ def layer(op, x=(8, 64, 56, 56), w=(128, 64, 3, 3), padding=1, **changes):
         "dtype": "bfloat16",
         "allow_tf32": True,
         "channels_first": False,
+        "activation": "",
+        "residual": False,
+        "bias": False,
         **_lowering._options_of(Options(), op),
         **changes,
     }

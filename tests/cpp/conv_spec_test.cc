@@ -72,6 +72,9 @@ const std::vector<Change<ConvSpec>>& SpecChanges() {
       {"dtype", [](ConvSpec& s) { s.dtype = DataType::kFloat16; }},
       {"allow_tf32", [](ConvSpec& s) { s.allow_tf32 = false; }},
       {"channels_first", [](ConvSpec& s) { s.channels_first = true; }},
+      {"epilogue", [](ConvSpec& s) { s.epilogue.activation = Activation::kRelu; }},
+      {"epilogue", [](ConvSpec& s) { s.epilogue.residual = true; }},
+      {"epilogue", [](ConvSpec& s) { s.epilogue.bias = true; }},
   };
   return *changes;
 }
@@ -86,9 +89,14 @@ void CheckDiffer(const T& a, const T& b, const std::string& what) {
 // The bindings stop compiling when a member is added, which is the reminder to list it everywhere.
 void FieldsListEveryMember() {
   const ConvSpec spec = Base();
-  const auto& [op, x, w, y, stride, pre, post, dilation, flip, dtype, allow_tf32, first] = spec;
-  (void)std::tie(op, x, w, y, stride, pre, post, dilation, flip, dtype, allow_tf32, first);
-  static_assert(kFieldCount<ConvSpec> == 12);
+  const auto& [op, x, w, y, stride, pre, post, dilation, flip, dtype, allow_tf32, first, epilogue] =
+      spec;
+  (void)std::tie(op, x, w, y, stride, pre, post, dilation, flip, dtype, allow_tf32, first,
+                 epilogue);
+  const auto& [activation, residual, bias] = epilogue;
+  (void)std::tie(activation, residual, bias);
+  static_assert(kFieldCount<Epilogue> == 3);
+  static_assert(kFieldCount<ConvSpec> == 13);
   const PlanOptions options = BaseOptions();
   const auto& [algorithm, deterministic, reduced, compiled, excluded, verify, candidates,
                candidate_us, us] = options;
@@ -141,7 +149,7 @@ void EqualValuesHaveEqualKeys() {
 }
 
 void EveryFieldIsInTheKey() {
-  CHECK(SpecChanges().size() == kFieldCount<ConvSpec>);
+  CHECK(SpecChanges().size() == kFieldCount<ConvSpec> + kFieldCount<Epilogue> - 1);
   for (const auto& change : SpecChanges()) {
     PlanRequest request = BaseRequest();
     change.apply(request.problem.spec);
@@ -204,7 +212,14 @@ void NamesAreReadAsTheyAreWritten() {
   CHECK(TextOf(Base()) ==
         "op=fprop x=(8,12,20,31) w=(6,4,3,5) y=(8,6,11,9) stride=(2,3) pre_padding=(1,0) "
         "post_padding=(2,4) dilation=(1,2) flip=false dtype=bfloat16 allow_tf32=true "
-        "channels_first=false");
+        "channels_first=false epilogue=activation= residual=false bias=false");
+  for (const ActivationRow& row : kActivations) {
+    CHECK(ActivationFromName(NameOf(row.activation)) == row.activation);
+  }
+  CHECK(Throws(ErrorCode::kInvalidArgument, "'relu6'", [] { (void)ActivationFromName("relu6"); }));
+  CHECK(Epilogue{}.is_empty() && !Epilogue{Activation::kRelu}.is_empty());
+  CHECK(!(Epilogue{Activation::kNone, true}.is_empty()));
+  CHECK(!(Epilogue{Activation::kNone, false, true}.is_empty()));
 }
 
 void StridesArePacked() {
@@ -234,6 +249,14 @@ void WhatAConvolutionIsLike() {
 
 void ValidateAcceptsWhatCuDnnCanBeAsked() {
   Validate(Base());
+  ConvSpec fused = Base();
+  fused.epilogue = {Activation::kGelu, true, true};
+  for (ConvOp op : {ConvOp::kFprop, ConvOp::kDgrad}) {
+    fused.op = op;
+    Validate(fused);
+  }
+  fused.op = ConvOp::kWgrad;
+  CHECK(Throws(ErrorCode::kInvalidArgument, "neither activation nor", [&] { Validate(fused); }));
   ConvSpec volume{ConvOp::kWgrad,
                   {1, 1, 4, 5, 6},
                   {1, 1, 4, 5, 6},

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "host_reference.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "check.h"
@@ -147,24 +149,101 @@ void NumbersSurviveEncoding() {
 
 void PatternsAreSmallAndDiffer() {
   const auto first = Pattern(Operand::kFirst), second = Pattern(Operand::kSecond);
-  CHECK(first.size() != second.size());
+  std::set<size_t> periods;
+  for (Operand operand : kAllOperands) periods.insert(Pattern(operand).size());
+  CHECK(periods.size() == kOperands);
   CHECK(std::set<int>(first.begin(), first.end()) == (std::set<int>{-2, -1, 0, 1, 2}));
   CHECK(std::set<int>(second.begin(), second.end()) == (std::set<int>{-2, -1, 0, 1, 2}));
   CHECK(first != second);
 }
 
 void AgreementIsOneRounding() {
-  CHECK(Agrees(1227, 1227, DataType::kFloat32, false));
-  CHECK(!Agrees(1226.9907, 1227, DataType::kFloat32, false));
-  CHECK(Agrees(1224, 1227, DataType::kBFloat16, false));   // the two numbers beside 1227
-  CHECK(!Agrees(1216, 1227, DataType::kBFloat16, false));  // two steps away
-  CHECK(!Agrees(176, 182, DataType::kBFloat16, false));
-  CHECK(Agrees(176, 182, DataType::kBFloat16, true));
-  CHECK(!Agrees(-182, 182, DataType::kBFloat16, true));
-  CHECK(!Agrees(std::nan(""), 0, DataType::kFloat16, true));
-  CHECK(!Agrees(std::nan(""), 1e6, DataType::kFloat16, false));
-  CHECK(Agrees(std::numeric_limits<double>::infinity(), 1e6, DataType::kFloat16, false));
-  CHECK(!Agrees(3, 1e6, DataType::kFloat16, false));
+  CHECK(Agrees(1227, 1227, DataType::kFloat32, Slack::kNone));
+  CHECK(!Agrees(1226.9907, 1227, DataType::kFloat32, Slack::kNone));
+  CHECK(Agrees(1224, 1227, DataType::kBFloat16, Slack::kNone));   // the two numbers beside 1227
+  CHECK(!Agrees(1216, 1227, DataType::kBFloat16, Slack::kNone));  // two steps away
+  CHECK(!Agrees(176, 182, DataType::kBFloat16, Slack::kNone));
+  CHECK(Agrees(176, 182, DataType::kBFloat16, Slack::kRoundsPartialSums));
+  CHECK(!Agrees(-182, 182, DataType::kBFloat16, Slack::kRoundsPartialSums));
+  CHECK(!Agrees(std::nan(""), 0, DataType::kFloat16, Slack::kRoundsPartialSums));
+  CHECK(!Agrees(std::nan(""), 1e6, DataType::kFloat16, Slack::kNone));
+  CHECK(Agrees(std::numeric_limits<double>::infinity(), 1e6, DataType::kFloat16, Slack::kNone));
+  CHECK(!Agrees(3, 1e6, DataType::kFloat16, Slack::kNone));
+}
+
+void ActivationsAreNearlyExact() {
+  CHECK(Agrees(0.7500, 0.7520, DataType::kFloat32, Slack::kActivation));
+  CHECK(!Agrees(0.7400, 0.7520, DataType::kFloat32, Slack::kActivation));
+  ConvSpec spec = Make(ConvOp::kFprop, {1, 1, 1, 1}, {1, 1, 1, 1}, {1, 1, 1, 1}, {1, 1}, {0, 0},
+                       {0, 0}, {1, 1}, false);
+  CHECK(SlackOf(spec, false) == Slack::kNone && SlackOf(spec, true) == Slack::kRoundsPartialSums);
+  for (const ActivationRow& row : kActivations) {
+    spec.epilogue.activation = row.activation;
+    const bool is_exact =
+        row.activation == Activation::kNone || row.activation == Activation::kRelu;
+    CHECK_FOR((SlackOf(spec, false) == Slack::kNone) == is_exact, std::string(row.name));
+  }
+}
+
+void EpiloguesFollowTheSum() {
+  ConvSpec spec = Make(ConvOp::kFprop, {2, 3, 4, 5}, {7, 3, 1, 1}, {2, 7, 4, 5}, {1, 1}, {0, 0},
+                       {0, 0}, {1, 1}, false);
+  const std::vector<Sample> bare = Samples(spec);
+  const std::vector<int> z = Pattern(Operand::kResidual), b = Pattern(Operand::kBias);
+  CHECK(SizesOf(spec, Operand::kResidual).empty() && BytesOf(spec, Operand::kResidual) == 0);
+  CHECK(SizesOf(spec, Operand::kBias).empty() && BytesOf(spec, Operand::kBias) == 0);
+  for (bool residual : {false, true}) {
+    for (bool bias : {false, true}) {
+      spec.epilogue = {Activation::kRelu, residual, bias};
+      const std::vector<Sample> finished = Samples(spec);
+      CHECK(finished.size() == bare.size());
+      for (size_t i = 0; i < bare.size(); ++i) {
+        const auto place = static_cast<size_t>(bare[i].index);
+        const double sum = bare[i].exact + (residual ? z[place] : 0) + (bias ? b[place % 7] : 0);
+        CHECK(finished[i].index == bare[i].index && finished[i].exact == std::max(sum, 0.0));
+      }
+    }
+  }
+  CHECK(SizesOf(spec, Operand::kResidual) == spec.y && BytesOf(spec, Operand::kResidual) == 1120);
+  CHECK(SizesOf(spec, Operand::kBias) == (Sizes{1, 7, 1, 1}));
+  CHECK(BytesOf(spec, Operand::kBias) == 28);
+  spec.op = ConvOp::kDgrad;
+  CHECK(SizesOf(spec, Operand::kBias) == (Sizes{1, 3, 1, 1}));
+}
+
+/// Values at 1 and -1, of which the single sample of a 1 x 1 convolution can be either.
+void ActivationsAreTheirFormulas() {
+  struct Row {
+    Activation activation;
+    double at_1, at_minus_1;
+  };
+  const double e = std::exp(1.0);
+  for (const Row& row :
+       {Row{Activation::kNone, 1, -1}, Row{Activation::kRelu, 1, 0},
+        Row{Activation::kLeakyRelu, 1, -0.01},
+        Row{Activation::kGelu, 0.8413447460685429, -0.15865525393145707},
+        Row{Activation::kGeluTanh, 0.8411919906082768, -0.15880800939172324},
+        Row{Activation::kSilu, e / (e + 1), -1 / (e + 1)}, Row{Activation::kElu, 1, 1 / e - 1},
+        Row{Activation::kSoftplus, std::log(1 + e), std::log(1 + 1 / e)},
+        Row{Activation::kTanh, std::tanh(1.0), -std::tanh(1.0)},
+        Row{Activation::kSigmoid, e / (e + 1), 1 / (e + 1)}}) {
+    ConvSpec spec = Make(ConvOp::kFprop, {1, 1, 16, 16}, {1, 1, 1, 1}, {1, 1, 16, 16}, {1, 1},
+                         {0, 0}, {0, 0}, {1, 1}, false);
+    // The filter's one number may be 0, to which a residual adds every number of its pattern.
+    spec.epilogue.residual = true;
+    const std::vector<Sample> sums = Samples(spec);
+    spec.epilogue.activation = row.activation;
+    const std::vector<Sample> activated = Samples(spec);
+    int seen = 0;
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const double expected = sums[i].exact == 1 ? row.at_1 : row.at_minus_1;
+      if (std::abs(sums[i].exact) != 1) continue;
+      seen |= sums[i].exact == 1 ? 1 : 2;
+      CHECK_FOR(std::abs(activated[i].exact - expected) < 1e-12,
+                std::string(NameOf(row.activation)));
+    }
+    CHECK(seen == 3);
+  }
 }
 
 }  // namespace
@@ -179,5 +258,8 @@ int main() {
   NumbersSurviveEncoding();
   PatternsAreSmallAndDiffer();
   AgreementIsOneRounding();
+  ActivationsAreNearlyExact();
+  EpiloguesFollowTheSum();
+  ActivationsAreTheirFormulas();
   return testing::failures != 0;
 }
