@@ -76,10 +76,8 @@ def steps(
       epilogue: that of the primitive, if it has one.
     """
     found: list[Step] = []
-    lower = partial(
-        lower_with_epilogue, op=op, reference=reference, spec=spec, layout=layout,
-        epilogue=epilogue, report=found.append,
-    )  # fmt: skip
+    given = {"op": op, "reference": reference, "spec": spec, "layout": layout}
+    lower = partial(_lower, **given, report=found.append)
     first, second, result = (
         jax.ShapeDtypeStruct(layout.to_array(role, spec.shape(role)), jnp.dtype(spec.dtype(role)))
         for role in ROLES[op]
@@ -87,6 +85,8 @@ def steps(
     addends = [result] * epilogue.residual
     if epilogue.bias:
         addends.append(jax.ShapeDtypeStruct((spec.shape(ROLES[op][2])[1],), result.dtype))
+    if epilogue != _NONE:
+        lower = partial(lower_with_epilogue, **given, epilogue=epilogue, report=found.append)
     jax.eval_shape(lower, first, second, *addends)
     return found
 
@@ -112,36 +112,29 @@ def lower_with_epilogue(
       reference: as in `lower_cuda`.
       spec: that of the primitive.
       layout: that of the primitive.
-      epilogue: that of the primitive; none is left to XLA as if nothing could be fused.
+      epilogue: that of the primitive, which has one.
       report: is told of each step.
     """
-    reason = ""
-    if epilogue != _NONE:
-        reason = _unfused(op, spec, epilogue)
-        if not reason:
-            fused = _fusion.completed(op, epilogue)
-            attributes = _attributes(op, spec, fused)
-            workspace = _workspace(attributes)
-            if workspace is not None:
-                report(Step(spec, attributes, ""))
-                if fused.bias and not epilogue.bias:
-                    channels = spec.shape(ROLES[op][2])[1]
-                    addends = (*addends, jnp.zeros((channels,), attributes["dtype"]))
-                return _call(
-                    a,
-                    b,
-                    *addends,
-                    attributes=attributes,
-                    workspace=workspace,
-                    spec=spec,
-                    layout=layout,
-                )
-            reason = "cuDNN has no plan for both together that the options allow"
+    result = ROLES[op][2]
+    reason = _unfused(op, spec, epilogue)
+    if not reason:
+        fused = _fusion.completed(op, epilogue)
+        attributes = _attributes(op, spec, fused)
+        workspace = _workspace(attributes)
+        if workspace is not None:
+            report(Step(spec, attributes, ""))
+            if fused.bias and not epilogue.bias:
+                addends = (*addends, jnp.zeros((spec.shape(result)[1],), spec.dtype(result)))
+            return _call(
+                a, b, *addends,
+                attributes=attributes, workspace=workspace, spec=spec, layout=layout,
+            )  # fmt: skip
+        reason = "cuDNN has no plan for both together that the options allow"
     y = _lower(
         a, b, op=op, reference=reference, spec=spec, layout=layout,
         report=lambda step: report(step._replace(unfused=reason)),
     )  # fmt: skip
-    return _activations.finish(y, *addends, epilogue=epilogue, axis=layout.axis(ROLES[op][2], 1))
+    return _activations.finish(y, *addends, epilogue=epilogue, axis=layout.axis(result, 1))
 
 
 def _unfused(op: str, spec: ConvSpec, epilogue: Epilogue) -> str:

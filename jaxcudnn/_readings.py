@@ -142,10 +142,9 @@ def as_one_primitive(lhs: jax.Array, rhs: jax.Array, call: Call) -> OnePrimitive
     if 0 in (*call.lhs_shape, *call.rhs_shape, *call.out_shape):
         return None
     best = _best(call)
-    if (
-        not isinstance(best, (_Forward, _Transposed))
-        or min(map(min, best.spec.padding), default=0) < 0
-    ):
+    if not isinstance(best, (_Forward, _Transposed)):
+        return None
+    if any(low < 0 or high < 0 for low, high in best.spec.padding):
         return None
     (op,) = (op for op, roles in ROLES.items() if roles[2] == best.result and roles[1] == "w")
     return OnePrimitive(op, best.prepare_lhs(lhs), best.prepare_rhs(rhs), best.spec, best.layout)

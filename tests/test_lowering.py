@@ -79,6 +79,9 @@ class TestAttributes:
             "flip": False,
             "dtype": "bfloat16",
             "allow_tf32": True,
+            "activation": "",
+            "bias": False,
+            "residual": False,
             "workspace_limit": _lowering.WORKSPACE_BUDGET,
             **OPTIONS,
         }
