@@ -49,10 +49,25 @@ def _step(x: jax.Array, inside: jax.Array) -> jax.Array:
     return inside.astype(x.dtype)
 
 
+def _normal_density(x: jax.Array) -> jax.Array:
+    return jnp.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+# With its derivative, since that of lax.erfc fails under jax.shard_map (jax 0.12).
+@jax.custom_jvp
+def _normal_cdf(x: jax.Array) -> jax.Array:
+    return lax.erfc(-x / math.sqrt(2)) / 2
+
+
+@_normal_cdf.defjvp
+def _normal_cdf_jvp(primals, tangents):
+    (x,), (dx,) = primals, tangents
+    return _normal_cdf(x), _normal_density(x) * dx
+
+
 def _gelu_derivative(x: jax.Array) -> jax.Array:
-    """The normal distribution's cumulative function, and x times its density."""
-    density = jnp.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-    return lax.erfc(-x / math.sqrt(2)) / 2 + x * density
+    """Of x times the normal distribution's cumulative function."""
+    return _normal_cdf(x) + x * _normal_density(x)
 
 
 def _gelu_tanh_derivative(x: jax.Array) -> jax.Array:
