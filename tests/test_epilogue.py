@@ -107,14 +107,17 @@ class TestValues:
 class TestCalls:
     """Whatever `conv_general_dilated` takes is taken, and gives what it gives, act upon it."""
 
-    def check(self, x, w, activation="relu", **arguments):
+    def check(self, x, w, activation: str | None = "relu", **arguments):
         plain = {"window_strides": (1,) * (x.ndim - 2)} | arguments
         y = jaxcudnn.conv_general_dilated(x, w, **plain)
         numbers = plain.get("dimension_numbers")
         axis = numbers[2].index("C") if numbers else 1
-        bias, residual = integers(1, (y.shape[axis],), y.dtype), integers(2, y.shape, y.dtype)
+        bias, residual = (
+            integers(seed, shape, y.dtype.name)
+            for seed, shape in ((1, (y.shape[axis],)), (2, y.shape))
+        )
         got = jaxcudnn.conv_bias_act(x, w, bias, residual, activation, **arguments)
-        spread = np.expand_dims(bias, [i for i in range(y.ndim) if i != axis])
+        spread = np.expand_dims(np.asarray(bias), tuple(i for i in range(y.ndim) if i != axis))
         z = np.asarray(y) + np.asarray(residual) + spread
         assert got.dtype == y.dtype
         np.testing.assert_array_equal(got, np.maximum(z, 0) if activation else z)

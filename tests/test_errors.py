@@ -96,9 +96,10 @@ def up(a: Any = Y, **arguments: Any):
 
 
 def bias_act(
-    x: Any = X, w: Any = W, bias: Any = B, residual: Any = Y, activation: Any = "relu", **more: Any
-):
-    return jaxcudnn.conv_bias_act(x, w, bias, residual, activation, **{"padding": "SAME"} | more)
+    x: Any = X, w: Any = W, bias: Any = B, residual: Any = Y, activation: Any = "relu",
+    padding: Any = "SAME", **arguments: Any,
+):  # fmt: skip
+    return jaxcudnn.conv_bias_act(x, w, bias, residual, activation, padding=padding, **arguments)
 
 
 def up_bias_act(
