@@ -6,6 +6,8 @@ from importlib.metadata import version as _version
 
 from . import store as store
 from ._api import conv_general_dilated as conv_general_dilated
+from ._bias_act import conv_bias_act as conv_bias_act
+from ._bias_act import conv_transpose_bias_act as conv_transpose_bias_act
 from ._cache import CacheInfo as CacheInfo
 from ._cache import cache_info as cache_info
 from ._cache import clear_cache as clear_cache

@@ -9,12 +9,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from . import _arguments, _array_arguments, _options, _readings
+from . import _arguments, _array_arguments, _epilogue, _options
 from ._arguments import Caller
 from ._dtypes import resolve_precision
+from ._epilogue_arguments import Asked, parse_extras
 from ._options import Options, OptionsLike
 from ._readings import Call
 from ._spec import Layout, Pads, Role, Shape
+
+_NOTHING = Asked()
 
 
 class Operands(NamedTuple):
@@ -94,7 +97,7 @@ def general(
     caller: Caller,
     lhs: ArrayLike,
     rhs: ArrayLike,
-    window_strides: Sequence[int],
+    window_strides: Sequence[int] | None,
     padding: str | Sequence[tuple[int, int]],
     lhs_dilation: Sequence[int] | None = None,
     rhs_dilation: Sequence[int] | None = None,
@@ -105,8 +108,13 @@ def general(
     preferred_element_type: DTypeLike | None = None,
     out_sharding: Any = None,
     options: OptionsLike = None,
+    asked: Asked = _NOTHING,
+    default_stride: int | None = None,
 ) -> jax.Array:
-    """Compute what `conv_general_dilated` does, in the name of a caller that has these words."""
+    """Compute what `conv_general_dilated` does, in the name of a caller that has these words.
+
+    It may also have an epilogue, `asked`, and a default for the strides.
+    """
     operands = read_operands(
         caller,
         lhs,
@@ -116,11 +124,14 @@ def general(
         options=options,
     )
     _array_arguments.check_out_sharding(caller, out_sharding)
+    if window_strides is None and default_stride is not None:
+        window_strides = (default_stride,) * operands.num_spatial
     if operands.is_for_lax or out_sharding is not None:
-        return _by_lax(
+        y = _by_lax(
             operands, window_strides, padding, lhs_dilation, rhs_dilation, feature_group_count,
             batch_group_count, precision, out_sharding,
         )  # fmt: skip
+        return finish(caller, operands, y, asked)
     strides = operands.read(caller, caller.strides, window_strides)
     spread = operands.read(caller, "lhs_dilation", lhs_dilation, default=1)
     dilation = operands.read(caller, caller.dilation, rhs_dilation, default=1)
@@ -137,6 +148,7 @@ def general(
         feature_groups=_arguments.parse_int(caller, "feature_group_count", feature_group_count),
         batch_groups=_arguments.parse_int(caller, "batch_group_count", batch_group_count),
         precision=precision,
+        asked=asked,
     )
 
 
@@ -152,14 +164,16 @@ def convolve(
     batch_groups: int = 1,
     precision: lax.PrecisionLike,
     flip: bool = False,
+    asked: Asked = _NOTHING,
 ) -> jax.Array:
     """Check whether numbers and arrays fit together, and compute."""
     if operands.is_for_lax:
         assert not flip, "lax reverses no filter; conv_transpose calls its own there"
-        return _by_lax(
+        y = _by_lax(
             operands, strides, padding, lhs_dilation, rhs_dilation, feature_groups, batch_groups,
             precision,
         )  # fmt: skip
+        return finish(caller, operands, y, asked)
     call = Call(
         lhs_shape=operands.lhs_shape,
         rhs_shape=operands.rhs_shape,
@@ -177,12 +191,20 @@ def convolve(
         flip=flip,
     )
     _arguments.check_call(caller, call)
-    return _readings.convolve(operands.lhs, operands.rhs, call)
+    shape = call.layout.to_array("y", call.out_shape)
+    extras = parse_extras(caller, asked, call.layout, shape, call.result_dtype)
+    return _epilogue.convolve(operands.lhs, operands.rhs, call, extras)
+
+
+def finish(caller: Caller, operands: Operands, y: jax.Array, asked: Asked) -> jax.Array:
+    """Check an epilogue for what `lax` convolved, and compute it."""
+    extras = parse_extras(caller, asked, operands.layout, y.shape, y.dtype.name)
+    return _epilogue.finish(y, operands.layout, extras)
 
 
 def _by_lax(
     operands: Operands,
-    strides: Sequence[int],
+    strides: Any,
     padding: str | Sequence[tuple[int, int]],
     lhs_dilation: Sequence[int] | None,
     rhs_dilation: Sequence[int] | None,

@@ -6,7 +6,7 @@ import site
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +15,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.extend.source_info_util import SourceInfo
 from jax.interpreters import partial_eval
 
-from . import _lowering, _primitives, _reference
-from ._spec import ConvSpec, Layout
+from . import _epilogue, _lowering, _primitives, _reference
+from ._spec import ConvSpec, Epilogue, Layout
 
 LEFT_TO_LAX = "its sizes are symbolic, or its arrays sharded over explicit mesh axes"
 WRITTEN_IN_LAX = "it is written with jax.lax"
@@ -57,13 +57,17 @@ class Found:
     """Whether it is part of what JAX transposed: of a gradient, or recomputed for one."""
     reason: str = ""
     """Why it is one of `lax`'s."""
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    """What the primitive does to its sums."""
 
     def lowered(self) -> list[_lowering.Step]:
         """Give what it is lowered to on CUDA."""
         if self.spec is None or self.layout is None:
             return []
         reference = getattr(_reference, self.op)
-        return _lowering.steps(self.op, reference, spec=self.spec, layout=self.layout)
+        return _lowering.steps(
+            self.op, reference, spec=self.spec, layout=self.layout, epilogue=self.epilogue
+        )
 
 
 def collect(
@@ -118,10 +122,12 @@ def _in_jaxpr(jaxpr: Jaxpr, seen: dict[int, Counter[Found]]) -> Counter[Found]:
 def _read(equation: JaxprEqn, backward: bool) -> Found | None:
     is_of_lax = equation.primitive is lax.conv_general_dilated_p
     op = "lax" if is_of_lax else _OPERATIONS.get(equation.primitive)
+    if equation.primitive is _epilogue.conv_bias_act_p:
+        op = equation.params["op"]
     if op is None:
         return None
     stack, call = _written(equation.source_info)
-    avals: list[Any] = [atom.aval for atom in (*equation.invars, *equation.outvars)]
+    avals: list[Any] = [atom.aval for atom in (*equation.invars[:2], *equation.outvars)]
     return Found(
         op=op,
         spec=equation.params.get("spec"),
@@ -132,6 +138,7 @@ def _read(equation: JaxprEqn, backward: bool) -> Found | None:
         call=call if call or not is_of_lax else "lax.conv_general_dilated",
         backward=backward,
         reason=(LEFT_TO_LAX if call else WRITTEN_IN_LAX) if is_of_lax else "",
+        epilogue=equation.params.get("epilogue", Epilogue()),
     )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What becomes of every convolution of a function on CUDA: `explain`."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, overload
@@ -31,6 +31,8 @@ class Row:
         dtypes: those of the two operands and of the result.
         route: 'cuDNN', 'cuDNN in 3 pieces' where an array is too large for one call, or 'lax'.
         reason: why it is left to `lax`, or a part of it; empty if nothing is.
+        epilogue: what is done to the sums, as 'residual + bias + relu'; empty for nothing.
+        unfused: why XLA does that, and not cuDNN with the convolution; empty if cuDNN does.
         plan: the name of cuDNN's plan; empty if it is not known here and now. Those of pieces that
             differ have ' + ' between them.
         notes: cuDNN's notes on the plan, such as 'tensor core' or 'runtime compilation'.
@@ -55,6 +57,8 @@ class Row:
     dtypes: tuple[str, ...]
     route: str
     reason: str = ""
+    epilogue: str = ""
+    unfused: str = ""
     plan: str = ""
     notes: tuple[str, ...] = ()
     workspace: int | None = None
@@ -153,7 +157,11 @@ def _cells(row: Row, table: Table, has_gpu: bool) -> list[str]:
     if row.reason:
         route += " " + table.note(f"left to lax: {row.reason}")
     op = row.op
-    if op != "lax" and not row.backward and not row._is_as_written:
+    if row.epilogue and not row.unfused:
+        op += f" + {row.epilogue}"
+    elif row.unfused and not row.reason:
+        op += " " + table.note(f"{row.epilogue} left to XLA: {row.unfused}")
+    if row.op != "lax" and not row.backward and not row._is_as_written:
         op += " " + table.note(row.reading)
     convolution = _words.product(row.shapes)
     if row.spec and row.layout:  # the forward one, whatever is computed
@@ -257,6 +265,7 @@ def _row(
         dtypes=found.dtypes,
         route="lax",
         reason=found.reason,
+        epilogue=str(found.epilogue),
     )
     if found.spec is None or found.layout is None:
         return row
@@ -265,7 +274,8 @@ def _row(
     row = replace(
         row,
         route=_route(len(calls), len(steps)),
-        reason="; ".join(dict.fromkeys(step.reason for step in steps if step.reason)),
+        reason=_joined(step.reason for step in steps),
+        unfused=_joined(step.unfused for step in steps),
         allow_tf32=any(attributes["allow_tf32"] for _, attributes in calls),
     )
     if device is None or not calls:
@@ -275,6 +285,10 @@ def _row(
         if key not in plans:
             plans[key] = _plan(attributes, device, measure)
     return _planned(row, calls, [plans[call_key(attributes)] for _, attributes in calls])
+
+
+def _joined(reasons: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
 def _route(by_cudnn: int, pieces: int) -> str:

@@ -12,10 +12,10 @@ import numpy as np
 from jax import lax
 from jax.interpreters import mlir
 
-from . import _load, _memory, _plans, _routes, _taps
+from . import _activations, _fusion, _load, _memory, _plans, _routes, _taps
 from ._dtypes import allows_tf32, computed_in, is_integer
 from ._options import ALGORITHMS, Options, xla_is_deterministic
-from ._spec import ROLES, ConvSpec, Layout, Role, Shape
+from ._spec import ROLES, ConvSpec, Epilogue, Layout, Role, Shape
 from ._splitting import compute_in_pieces
 
 WORKSPACE_BUDGET = 64 << 20
@@ -31,6 +31,8 @@ MOST_ELEMENTS = 2**31 - 1
 MOST_SPATIAL = 3
 """The most spatial dimensions that cuDNN takes, and XLA on a GPU; both need one."""
 
+_NONE = Epilogue()
+
 _ALIGNMENT = 256  # of every part of the workspace, as XLA aligns its own buffers
 
 
@@ -42,6 +44,8 @@ class Step(NamedTuple):
     """Of the custom call; None if it is left to `lax`."""
     reason: str
     """Why it is left to `lax`, as the end of a sentence; empty if it is not."""
+    unfused: str = ""
+    """Why its epilogue is left to XLA, likewise."""
 
 
 def lower_cuda(op: str, reference: Callable[..., jax.Array]) -> Callable[..., Any]:
@@ -55,7 +59,12 @@ def lower_cuda(op: str, reference: Callable[..., jax.Array]) -> Callable[..., An
 
 
 def steps(
-    op: str, reference: Callable[..., jax.Array], *, spec: ConvSpec, layout: Layout
+    op: str,
+    reference: Callable[..., jax.Array],
+    *,
+    spec: ConvSpec,
+    layout: Layout,
+    epilogue: Epilogue = _NONE,
 ) -> list[Step]:
     """Say what one primitive is lowered to, by doing so.
 
@@ -64,15 +73,76 @@ def steps(
       reference: as in `lower_cuda`.
       spec: that of the primitive.
       layout: that of the primitive.
+      epilogue: that of the primitive, if it has one.
     """
     found: list[Step] = []
-    lower = partial(
-        _lower, op=op, reference=reference, spec=spec, layout=layout, report=found.append
+    given = {"op": op, "reference": reference, "spec": spec, "layout": layout}
+    lower = partial(_lower, **given, report=found.append)
+    first, second, result = (
+        jax.ShapeDtypeStruct(layout.to_array(role, spec.shape(role)), jnp.dtype(spec.dtype(role)))
+        for role in ROLES[op]
     )
-    shapes = (layout.to_array(role, spec.shape(role)) for role in ROLES[op][:2])
-    dtypes = (spec.dtype(role) for role in ROLES[op][:2])
-    jax.eval_shape(lower, *map(jax.ShapeDtypeStruct, shapes, map(jnp.dtype, dtypes)))
+    addends = [result] * epilogue.residual
+    if epilogue.bias:
+        addends.append(jax.ShapeDtypeStruct((spec.shape(ROLES[op][2])[1],), result.dtype))
+    if epilogue != _NONE:
+        lower = partial(lower_with_epilogue, **given, epilogue=epilogue, report=found.append)
+    jax.eval_shape(lower, first, second, *addends)
     return found
+
+
+def lower_with_epilogue(
+    a: jax.Array,
+    b: jax.Array,
+    *addends: jax.Array,
+    op: str,
+    reference: Callable[..., jax.Array],
+    spec: ConvSpec,
+    layout: Layout,
+    epilogue: Epilogue,
+    report: Callable[[Step], None] = lambda step: None,
+) -> jax.Array:
+    """Compute a convolution and its epilogue by one call of cuDNN, or the epilogue by XLA.
+
+    Args:
+      a: the primitive's first operand.
+      b: its second.
+      *addends: residual and bias, those of the two that `epilogue` says there are.
+      op: as in `lower_cuda`.
+      reference: as in `lower_cuda`.
+      spec: that of the primitive.
+      layout: that of the primitive.
+      epilogue: that of the primitive, which has one.
+      report: is told of each step.
+    """
+    result = ROLES[op][2]
+    reason = _unfused(op, spec, epilogue)
+    if not reason:
+        fused = _fusion.completed(op, epilogue)
+        form = _Form(spec, layout, _attributes(op, spec, layout, fused))
+        workspace = _workspace(form.attributes)
+        if workspace is not None:
+            report(Step(spec, form.attributes, ""))
+            if fused.bias and not epilogue.bias:
+                addends = (*addends, jnp.zeros((spec.shape(result)[1],), spec.dtype(result)))
+            return _call(a, b, *addends, workspace=workspace, form=form)
+        reason = "cuDNN has no plan for both together that the options allow"
+    y = _lower(
+        a, b, op=op, reference=reference, spec=spec, layout=layout,
+        report=lambda step: report(step._replace(unfused=reason)),
+    )  # fmt: skip
+    return _activations.finish(y, *addends, epilogue=epilogue, axis=layout.axis(result, 1))
+
+
+def _unfused(op: str, spec: ConvSpec, epilogue: Epilogue) -> str:
+    """Say why cuDNN is not asked for a convolution with its epilogue; nothing if it is."""
+    if refusal(op, spec):
+        return "the convolution is left to lax"
+    if max(math.prod(spec.x_shape), math.prod(spec.y_shape)) > MOST_ELEMENTS:
+        return "an array is too large for one call of cuDNN"
+    if _computed_in(op, spec) != spec.dtype(ROLES[op][2]):
+        return "cuDNN computes it in another dtype than the result's"
+    return _fusion.fused_form(op, spec, epilogue, has_device=_load.local_device() is not None)
 
 
 def _lower(
@@ -107,7 +177,7 @@ def _lower(
             workspace = _workspace(form.attributes)
             if workspace is not None:
                 report(Step(form.spec, form.attributes, ""))
-                return _call(a, form.filter(b), workspace, form)
+                return _call(a, form.filter(b), workspace=workspace, form=form)
         reason = "cuDNN has no plan for it that the options allow"
     report(Step(spec, None, reason))
     has_kernel = 1 <= spec.num_spatial <= MOST_SPATIAL and not is_integer(spec.dtype(result))
@@ -174,24 +244,29 @@ def _forms(op: str, spec: ConvSpec, layout: Layout) -> Iterator[_Form]:
     yield _Form(spec, layout, own)
 
 
-def _call(a: jax.Array, b: jax.Array, workspace: int, form: _Form) -> jax.Array:
+def _call(*operands: jax.Array, workspace: int, form: _Form) -> jax.Array:
     """Call cuDNN, with so many bytes of workspace."""
     spec, layout, attributes, _ = form
-    *operands, result = ROLES[attributes["op"]]
+    *roles, result = ROLES[attributes["op"]]
 
     def memory(role: Role) -> Shape:
         return layout.memory_order(role, channels_first=attributes["channels_first"])
 
+    orders = [memory(role) for role in roles]
+    if attributes["residual"]:
+        orders.append(memory(result))
+    if attributes["bias"]:
+        orders.append((0,))
     out = jax.ShapeDtypeStruct(layout.to_array(result, spec.shape(result)), attributes["dtype"])
     call = jax.ffi.ffi_call(
         _load.TARGET,
         (out, jax.ShapeDtypeStruct((workspace,), jnp.uint8)),
-        input_layouts=[memory(role) for role in operands],
+        input_layouts=orders,
         output_layouts=[memory(result), (0,)],
     )
     # The workspace is a result only so that XLA plans its memory with everything else.
     computed, _ = call(
-        *(lax.convert_element_type(operand, attributes["dtype"]) for operand in (a, b)),
+        *(lax.convert_element_type(operand, attributes["dtype"]) for operand in operands),
         **{name: _ffi_attribute(value) for name, value in attributes.items()},
     )
     return lax.convert_element_type(computed, spec.dtype(result))
@@ -227,7 +302,9 @@ def _computed_in(op: str, spec: ConvSpec) -> str | None:
     return _memory.widened(op, spec, dtype)
 
 
-def _attributes(op: str, spec: ConvSpec, layout: Layout | None = None) -> dict[str, Any]:
+def _attributes(
+    op: str, spec: ConvSpec, layout: Layout | None = None, epilogue: Epilogue = _NONE
+) -> dict[str, Any]:
     """Describe a convolution as the extension reads it, with at least two spatial dimensions.
 
     Without a layout the arrays are taken to be as cuDNN likes them.
@@ -259,6 +336,9 @@ def _attributes(op: str, spec: ConvSpec, layout: Layout | None = None) -> dict[s
         "dtype": dtype,
         "allow_tf32": spec.options.allow_tf32
         and allows_tf32(spec.dtype(first), spec.dtype(second), spec.precision),
+        "activation": epilogue.activation,
+        "bias": epilogue.bias,
+        "residual": epilogue.residual,
         **_options_of(spec.options, op),
     }
 

@@ -50,6 +50,8 @@ def workspace(attributes: Attributes, device: int) -> int | None:
         _refuse_if_only_nondeterministic(attributes, device)
         return None
     except extension.ExhaustedError as error:
+        if _has_epilogue(attributes):
+            return None
         _refuse_if_only_nondeterministic(attributes, device)
         warnings.warn(
             f"jaxcudnn: {error}. XLA computes it instead, unless workspace_limit is raised",
@@ -195,7 +197,7 @@ def _memory(size: int, device: int) -> jax.Array | None:
 
 def _refuse_if_only_nondeterministic(attributes: Attributes, device: int) -> None:
     """Raise rather than leave to XLA, which promises nothing, what should be deterministic."""
-    if not attributes["deterministic"]:
+    if not attributes["deterministic"] or _has_epilogue(attributes):
         return
     extension = _load.native()
     try:
@@ -210,6 +212,11 @@ def _refuse_if_only_nondeterministic(attributes: Attributes, device: int) -> Non
         f"{attributes['op']} of x {attributes['x']} and w {attributes['w']}, for which cuDNN has "
         f"{others}; raise workspace_limit, or set deterministic to False for this call"
     )
+
+
+def _has_epilogue(attributes: Attributes) -> bool:
+    """Say whether there is the convolution alone to fall back on."""
+    return any(attributes.get(name) for name in ("activation", "bias", "residual"))
 
 
 @contextmanager

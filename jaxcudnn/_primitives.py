@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
@@ -33,6 +32,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from . import _lowering, _reference
 from ._axes import fold, unfold
 from ._spec import ROLES, ConvSpec, Layout, Role
+from ._varying import equally_varying, vary_as
 
 conv_fprop_p = Primitive("conv_fprop")
 conv_dgrad_p = Primitive("conv_dgrad")
@@ -78,31 +78,8 @@ def compute(arrays: Mapping[Role, jax.Array], *, spec: ConvSpec, layout: Layout)
     """
     (result,) = {"x", "w", "y"} - set(arrays)
     operation = _COMPUTING[result]
-    operands = _equally_varying(*(arrays[role] for role in operation.operands))
+    operands = equally_varying(*(arrays[role] for role in operation.operands))
     return operation.primitive.bind(*operands, spec=spec, layout=layout)
-
-
-def vary_as(array: jax.Array, *operands: jax.Array) -> jax.Array:
-    """Make an array vary over the mesh axes over which a convolution of the operands would."""
-    return _cast_varying(array, frozenset().union(*map(_varying, operands)))
-
-
-def _varying(array: jax.Array) -> frozenset[str]:
-    return jax.typeof(array).manual_axis_type.varying
-
-
-def _equally_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Make arrays inside `jax.shard_map` vary over the same mesh axes.
-
-    The cast's transpose is the sum over devices that the gradient of a replicated operand needs.
-    """
-    union = frozenset().union(*map(_varying, arrays))
-    return tuple(_cast_varying(array, union) for array in arrays)
-
-
-def _cast_varying(array: jax.Array, axes: frozenset[str]) -> jax.Array:
-    missing = tuple(sorted(axes - _varying(array)))
-    return lax.pcast(array, missing, to="varying") if missing else array
 
 
 def _abstract_eval(
@@ -112,7 +89,7 @@ def _abstract_eval(
         expected = layout.to_array(role, spec.shape(role))
         dtype = spec.dtype(role)
         assert aval.shape == expected and aval.dtype == dtype, (aval, role, expected, spec)
-    _refuse_explicit(a, b)
+    refuse_explicit(a, b)
     assert a.manual_axis_type.varying == b.manual_axis_type.varying, (a, b)
     # An update, and not a new aval, keeps the mesh axes over which the operands vary.
     return a.update(
@@ -122,7 +99,8 @@ def _abstract_eval(
     )
 
 
-def _refuse_explicit(*types: ShapedArray) -> None:
+def refuse_explicit(*types: ShapedArray) -> None:
+    """Refuse operands whose types name mesh axes over which they are sharded."""
     if any(axes for aval in types for axes in aval.sharding.spec.partitions):
         raise NotImplementedError(
             f"jaxcudnn: the operands of a convolution must not be sharded over explicit mesh axes, "
@@ -140,7 +118,7 @@ def _jvp(primals, tangents, *, result: Role, spec: ConvSpec, layout: Layout):
         if not isinstance(tangent, ad.Zero)
     ]
     out = compute(arrays, spec=spec, layout=layout)
-    first, *others = _equally_varying(*terms)
+    first, *others = equally_varying(*terms)
     return out, sum(others, first)
 
 
@@ -194,11 +172,11 @@ def _batch(
     mapped = {
         role: axis for role, axis in zip(operands, mapped_axes, strict=True) if axis is not None
     }
-    _refuse_explicit(*map(jax.typeof, arrays))
+    refuse_explicit(*map(jax.typeof, arrays))
     b = next(operands[role].shape[axis] for role, axis in mapped.items())
     if b == 0:  # no number of groups is 0 times another
         empty = jnp.zeros((0, *layout.to_array(result, spec.shape(result))), spec.dtype(result))
-        return _cast_varying(empty, _varying(arrays[0])), 0
+        return vary_as(empty, arrays[0]), 0
 
     folds = _folds(spec, frozenset({result, *mapped}))
     for role, source in mapped.items():

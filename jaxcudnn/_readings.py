@@ -44,16 +44,18 @@ taps, and none multiplies by a zero that dilation put there.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import _numbers, _primitives
+from . import _numbers
 from ._axes import fold, unfold
 from ._dtypes import Dtypes, PrecisionPair
 from ._options import Options, current
-from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent, replaced
+from ._spec import ROLES, ConvSpec, Layout, Pads, Role, Shape, extent, replaced
+from ._varying import vary_as
 
 LARGE_WINDOW = 32 * 32
 """Positions of x; a reading whose window spans more is the last choice, whatever others copy."""
@@ -115,15 +117,49 @@ def convolve(lhs: jax.Array, rhs: jax.Array, call: Call) -> jax.Array:
     if 0 in (*call.lhs_shape, *call.rhs_shape, *call.out_shape):
         # An empty sum is zero, also where the window is empty, which no reading describes.
         return _zeros(call.layout.to_array("y", call.out_shape), lhs, rhs, call)
+    best = _best(call)
+    if best is None:
+        return _by_phases(lhs, rhs, call)
+    return best.compute(lhs, rhs)
+
+
+class OnePrimitive(NamedTuple):
+    """A call as the one primitive whose result is the call's, and that primitive's operands."""
+
+    op: str
+    a: jax.Array
+    b: jax.Array
+    spec: ConvSpec
+    layout: Layout
+
+
+def as_one_primitive(lhs: jax.Array, rhs: jax.Array, call: Call) -> OnePrimitive | None:
+    """Give the fprop or dgrad whose result is a call's, images as images and channels as channels.
+
+    None for calls that crop, that have phases, that are gradients of filters, or of which some
+    array is empty.
+    """
+    if 0 in (*call.lhs_shape, *call.rhs_shape, *call.out_shape):
+        return None
+    best = _best(call)
+    if not isinstance(best, (_Forward, _Transposed)):
+        return None
+    if any(low < 0 or high < 0 for low, high in best.spec.padding):
+        return None
+    (op,) = (op for op, roles in ROLES.items() if roles[2] == best.result and roles[1] == "w")
+    return OnePrimitive(op, best.prepare_lhs(lhs), best.prepare_rhs(rhs), best.spec, best.layout)
+
+
+def _best(call: Call) -> "_Reading | None":
+    """Choose a reading; None for a call that is computed by phases."""
     readings = [kind(call) for kind in _possible(call)]
     smallest = min((reading.window for reading in readings), default=0)
     best = min(readings, key=lambda reading: reading.cost(smallest), default=None)
-    spread = [i for i, b in enumerate(call.lhs_dilation) if b > 1]
-    mixed = spread and any(s > 1 for s in call.strides)
+    mixed = any(b > 1 for b in call.lhs_dilation) and any(s > 1 for s in call.strides)
     if mixed and (best is None or best.window > LARGE_WINDOW):
-        return _by_phases(lhs, rhs, call, spread[0])
+        return None
     assert best is not None  # the table covers what has no dilated dimension
-    return best.compute(lhs, rhs)
+    return best
 
 
 def _possible(call: Call) -> Iterator[type["_Reading"]]:
@@ -360,8 +396,9 @@ def _crop(size: int, padding: tuple[int, int]) -> tuple[int, int, tuple[int, int
     return start, size - cut, (max(low, 0) - beyond_high, max(high, 0) - beyond_low)
 
 
-def _by_phases(lhs: jax.Array, rhs: jax.Array, call: Call, dimension: int) -> jax.Array:
+def _by_phases(lhs: jax.Array, rhs: jax.Array, call: Call) -> jax.Array:
     """Compute a call by the phases of one spatial dimension, of which no other is left there."""
+    dimension = next(i for i, b in enumerate(call.lhs_dilation) if b > 1)
     b, s, d = (
         numbers[dimension] for numbers in (call.lhs_dilation, call.strides, call.rhs_dilation)
     )
@@ -407,7 +444,7 @@ def _by_phases(lhs: jax.Array, rhs: jax.Array, call: Call, dimension: int) -> ja
 
 def _zeros(shape: Sequence[int], lhs: jax.Array, rhs: jax.Array, call: Call) -> jax.Array:
     """Give a result of zeros, which varies over mesh axes as one that is computed would."""
-    return _primitives.vary_as(jnp.zeros(shape, call.result_dtype), lhs, rhs)
+    return vary_as(jnp.zeros(shape, call.result_dtype), lhs, rhs)
 
 
 def _lengthened(part: jax.Array, axis: int, size: int) -> jax.Array:

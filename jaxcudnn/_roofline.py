@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ._spec import ConvSpec
+from ._spec import ROLES, ConvSpec
 
 MATMUL_SIZES = {2: 8192, 4: 4096, 8: 2048}
 """Rows and columns of the matrices, by the bytes of a number."""
@@ -34,6 +34,8 @@ def floor_microseconds(op: str, spec: ConvSpec, attributes: Mapping[str, Any]) -
     """
     dtype = attributes["dtype"]
     flops, elements = work(op, spec)
+    if attributes["residual"]:  # of the size of the result
+        elements += math.prod(spec.shape(ROLES[op][2]))
     try:
         arithmetic = flops / matmul_rate(dtype, attributes["allow_tf32"])
         return 1e6 * max(arithmetic, elements * jnp.dtype(dtype).itemsize / copy_rate())

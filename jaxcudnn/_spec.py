@@ -78,6 +78,22 @@ class ConvSpec:
         return getattr(self.dtypes, role)
 
 
+@dataclass(frozen=True)
+class Epilogue:
+    """What is done to a convolution's sums before they are rounded: act(sums + residual + bias)."""
+
+    activation: str = ""
+    """Its name in `_activations`; empty for none."""
+    bias: bool = False
+    """Whether there is one, of a number for each channel of the result."""
+    residual: bool = False
+    """Whether there is one, an array like the result."""
+
+    def __str__(self) -> str:
+        parts = ("residual" * self.residual, "bias" * self.bias, self.activation)
+        return " + ".join(part for part in parts if part)
+
+
 class Layout(NamedTuple):
     """The axis of the user's array at which each logical dimension sits, for x, w and y.
 

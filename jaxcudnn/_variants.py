@@ -9,6 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from . import _calls
 from ._arguments import Caller
+from ._epilogue_arguments import Asked
 from ._options import OptionsLike
 from ._spec import Layout
 from ._transposed_padding import parse_transposed_padding
@@ -18,7 +19,7 @@ _CONV = Caller(
     "conv", x="lhs", w="rhs", y="output", strides="window_strides", groups="", order=_CHANNELS_FIRST
 )
 _GENERAL_PADDING = _CONV._replace(function="conv_with_general_padding", dilation="rhs_dilation")
-_TRANSPOSE = Caller(
+TRANSPOSE = Caller(
     "conv_transpose",
     x="lhs",
     w="rhs",
@@ -190,7 +191,38 @@ def conv_transpose(
         >>> jaxcudnn.conv_transpose(x, w, (2, 2), "SAME").shape
         (8, 32, 32, 16)
     """
-    caller = _TRANSPOSE
+    return transposed(
+        TRANSPOSE,
+        lhs,
+        rhs,
+        strides,
+        padding,
+        rhs_dilation,
+        dimension_numbers,
+        transpose_kernel,
+        precision,
+        preferred_element_type,
+        use_consistent_padding,
+        options,
+    )
+
+
+def transposed(
+    caller: Caller,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    rhs_dilation: Sequence[int] | None,
+    dimension_numbers: lax.ConvGeneralDilatedDimensionNumbers,
+    transpose_kernel: bool,
+    precision: lax.PrecisionLike,
+    preferred_element_type: DTypeLike | None,
+    use_consistent_padding: bool,
+    options: OptionsLike,
+    asked: Asked = Asked(),  # noqa: B008 (it is immutable)
+) -> jax.Array:
+    """Compute what `conv_transpose` does, in the name of a caller, perhaps with an epilogue."""
     operands = _calls.read_operands(
         caller,
         lhs,
@@ -200,13 +232,14 @@ def conv_transpose(
         options=options,
     )
     if dimension_numbers is None:
-        operands = operands._replace(layout=_channels_last(operands.num_spatial))
+        operands = operands._replace(layout=_channels_last(caller, operands.num_spatial))
     if operands.is_for_lax:
-        return lax.conv_transpose(
+        y = lax.conv_transpose(
             operands.lhs, operands.rhs, strides, padding, rhs_dilation,
             lax.ConvDimensionNumbers(*operands.layout), transpose_kernel, precision,
             preferred_element_type, use_consistent_padding,
         )  # fmt: skip
+        return _calls.finish(caller, operands, y, asked)
     if transpose_kernel:
         o, i, *window = operands.layout.w
         operands = operands._replace(layout=operands.layout._replace(w=(i, o, *window)))
@@ -230,14 +263,15 @@ def conv_transpose(
         rhs_dilation=dilation,
         precision=precision,
         flip=bool(transpose_kernel),
+        asked=asked,
     )
 
 
-def _channels_last(num_spatial: int) -> Layout:
+def _channels_last(caller: Caller, num_spatial: int) -> Layout:
     """Give the layout of N*C, *IO and N*C."""
     if num_spatial > 3:
         raise ValueError(
-            f"{_TRANSPOSE}: dimension_numbers must be given where there are more than three "
+            f"{caller}: dimension_numbers must be given where there are more than three "
             f"spatial dimensions, got None for {num_spatial}; write three strings of "
             f"{num_spatial + 2} letters"
         )

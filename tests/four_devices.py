@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import cases
 import jaxcudnn
 from cases import CHANNELS_LAST, OPERANDS, Case, integers, parametrize
+from epilogues import conv
 
 CASES = [
     cases.case("plain", (5, 6), (3, 2), "SAME", n=8, dimension_numbers=CHANNELS_LAST[2]),
@@ -171,6 +172,42 @@ def test_vmap_over_none_varies_as_its_operands_do():
         out_specs=P(None, *by_images(case, "y")),
     )
     assert jax.jit(ours)(x, jnp.stack([w])[:0]).shape == (0, *case.y_shape)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("check_vma", [True, False])
+@parametrize(CASES)
+def test_an_epilogue_in_a_map(case: Case, check_vma: bool, activation: str):
+    """Its bias is shared by all devices. Of gelu too, sums are of few numbers and nearly exact."""
+    specs = [by_images(case, "x"), P(), P(), by_images(case, "y")]
+
+    def derivatives(f):
+        def loss(*arrays):
+            return jnp.sum(f(*arrays) ** 2)
+
+        def derive(*arrays):
+            by_all = jax.grad(loss, argnums=(0, 1, 2, 3))
+            by_bias = jax.jvp(
+                lambda bias: f(*arrays[:2], bias, arrays[3]), arrays[2:3], arrays[2:3]
+            )
+            return by_all(*arrays), by_bias, jax.jvp(by_all, arrays, arrays)
+
+        return jax.jit(derive)
+
+    arrays = [
+        integers(seed, shape)
+        for seed, shape in enumerate((case.x_shape, case.w_shape, (case.k,), case.y_shape))
+    ]
+    plain = conv(case, activation)
+    divided = jax.shard_map(
+        plain, mesh=mesh(AxisType.Auto), in_specs=tuple(specs), out_specs=specs[3],
+        check_vma=check_vma,
+    )  # fmt: skip
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-3),
+        derivatives(divided)(*arrays),
+        derivatives(plain)(*arrays),
+    )
 
 
 @parametrize(CASES)

@@ -19,7 +19,15 @@ import pytest
 
 import jaxcudnn
 from jaxcudnn import __main__ as command_line
-from jaxcudnn import _command_store, _doctor_settings, _load, _lowering, _options, store
+from jaxcudnn import (
+    _activations,
+    _command_store,
+    _doctor_settings,
+    _load,
+    _lowering,
+    _options,
+    store,
+)
 from tuned import tuned
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +96,26 @@ def test_blocks_without_a_gpu(folder):
     assert names["y"].shape == names["z"].shape == (8, 16, 32, 32)
     assert (names["count"], names["news"]) == (2, 0)
     assert len(store.entries()) == 2
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_blocks_of_epilogues(capsys):
+    text = PAGES[ROOT / "docs" / "epilogues.md"]
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        exec(compile(block, FILE, "exec"), names)
+    assert names["z"].shape == names["y"].shape == (8, 32, 32, 16)
+    assert names["up"].shape == (8, 64, 64, 16)
+    assert capsys.readouterr().out.endswith("fprop relu6 cuDNN has only a slow engine with relu6\n")
+
+
+@pytest.mark.parametrize("name", _activations.ACTIVATIONS)
+def test_the_page_on_epilogues_names_every_activation(name):
+    """And what is kept for its derivative."""
+    text = PAGES[ROOT / "docs" / "epilogues.md"]
+    (row,) = (line for line in text.splitlines() if line.startswith("|") and f'`"{name}"`' in line)
+    kept = "the output" if _activations.ACTIVATIONS[name].of_output else "the sum"
+    assert row.split("|")[3].strip() == kept
 
 
 @pytest.mark.gpu

@@ -24,6 +24,7 @@ def ones(*shape: int, dtype="float32"):
 
 
 X, W, Y = ones(2, 4, 6, 6), ones(6, 4, 3, 3), ones(2, 6, 6, 6)
+B = ones(6)
 LAST, HWIO = ones(2, 6, 6, 4), ones(3, 3, 4, 6)
 
 
@@ -94,7 +95,24 @@ def up(a: Any = Y, **arguments: Any):
     return convolution(a, **{"transposed": True, "stride": 2} | arguments)
 
 
+def bias_act(
+    x: Any = X, w: Any = W, bias: Any = B, residual: Any = Y, activation: Any = "relu",
+    padding: Any = "SAME", **arguments: Any,
+):  # fmt: skip
+    return jaxcudnn.conv_bias_act(x, w, bias, residual, activation, padding=padding, **arguments)
+
+
+def up_bias_act(
+    x: Any = LAST, w: Any = HWIO, bias: Any = B, residual: Any = None, activation: Any = "relu"
+):
+    return jaxcudnn.conv_transpose_bias_act(
+        x, w, bias, residual, activation, strides=(2, 2), padding="SAME"
+    )
+
+
 NAMES = {
+    bias_act: "conv_bias_act",
+    up_bias_act: "conv_transpose_bias_act",
     general: "conv_general_dilated",
     conv: "conv",
     dilated: "conv_with_general_padding",
@@ -285,6 +303,32 @@ REFUSED = [
     (up, {"groups": -1, "bias": np.zeros(4, "float32")}, ValueError, "groups must be at least 1, got -1; write 1"),
     (convolution, {"transposed": "False"}, TypeError, "transposed must be a bool, got False; write True or False"),
     (convolution, {"transposed": np.array([True, False])}, TypeError, "transposed must be a bool, got [ True False]; write True or False"),
+    # epilogues
+    (bias_act, {"residual": ones(2, 6, 1, 1)}, ValueError, "residual must have the shape of the result (2, 6, 6, 6), got (2, 6, 1, 1); broadcast it, or check padding and strides"),
+    (bias_act, {"residual": ones(6, 6, 6)}, ValueError, "residual must have the shape of the result (2, 6, 6, 6), got (6, 6, 6)"),
+    (bias_act, {"window_strides": (2, 2)}, ValueError, "residual must have the shape of the result (2, 6, 3, 3), got (2, 6, 6, 6)"),
+    (bias_act, {"residual": Y.astype("bfloat16")}, TypeError, "residual must have the dtype of the result, float32, got bfloat16; cast it, or give preferred_element_type"),
+    (bias_act, {"residual": 0.0}, TypeError, "residual must be a JAX or NumPy array, got float"),
+    (bias_act, {"bias": ones(5)}, ValueError, "bias must have the shape (K,), that is (6,), got (5,); reshape it, or check w"),
+    (bias_act, {"bias": ones(1, 6, 1, 1)}, ValueError, "bias must have the shape (K,), that is (6,), got (1, 6, 1, 1)"),
+    (bias_act, {"bias": ones()}, ValueError, "bias must have the shape (K,), that is (6,), got ()"),
+    (bias_act, {"bias": B.astype("float16")}, TypeError, "bias must have the dtype of the result, float32, got float16; cast it"),
+    (bias_act, {"bias": 1.0}, TypeError, "bias must be a JAX or NumPy array, got float"),
+    (bias_act, {"activation": "swish"}, ValueError, "activation must be one of relu, relu6, leaky_relu, gelu, gelu_tanh, silu, elu, softplus, tanh, sigmoid or None, got 'swish'; give any other as a function"),
+    (bias_act, {"activation": ""}, ValueError, "activation must be one of relu, "),
+    (bias_act, {"activation": 1}, TypeError, "activation must be a name, a function or None, got 1; write 'relu', for example"),
+    (bias_act, {"x": X.astype("complex64"), "w": W.astype("complex64"), "bias": None, "residual": None}, TypeError, "activation must be None for a result of complex64, got 'relu'; give it as a function if it is meant"),
+    (bias_act, {"x": X.astype("int8"), "w": W.astype("int8"), "bias": None, "residual": None, "activation": "gelu"}, TypeError, "activation must be relu or None for a result of int8, got 'gelu'"),
+    (bias_act, {"x": X.astype(bool), "w": W.astype(bool), "bias": None, "residual": None}, TypeError, "activation must be None for a result of bool, got 'relu'"),
+    (bias_act, {"x": [1.0]}, TypeError, "x must be a JAX or NumPy array, got list"),
+    (bias_act, {"w": ones(6, 3, 3, 3)}, ValueError, "the input channels of w must number the channels of x divided by feature_group_count, got 3 for 4 // 1"),
+    (bias_act, {"window_strides": (0, 1)}, ValueError, "window_strides must be at least 1, got (0, 1)"),
+    (bias_act, {"padding": "FULL"}, ValueError, "padding must be 'SAME', 'SAME_LOWER', 'VALID' or a sequence of (low, high) pairs, got 'FULL'"),
+    (bias_act, {"preferred_element_type": "bfloat16"}, TypeError, "preferred_element_type must be of the kind"),
+    (up_bias_act, {"bias": ones(4)}, ValueError, "bias must have the shape (K,), that is (6,), got (4,)"),
+    (up_bias_act, {"residual": ones(2, 6, 6, 6)}, ValueError, "residual must have the shape of the result (2, 12, 12, 6), got (2, 6, 6, 6)"),
+    (up_bias_act, {"activation": "RELU"}, ValueError, "activation must be one of relu, "),
+    (up_bias_act, {"x": X}, ValueError, "the input channels of w must number the channels of x, got 4 for 6; check that dimension_numbers, which put channels last by default"),
 ]  # fmt: skip
 
 

@@ -127,6 +127,28 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
 }
+EPILOGUE: dict[str, Any] = {"bias": ones(4), "residual": ones(2, 4, 5, 5), "activation": "gelu"}
+
+
+def with_epilogue(name: str, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The row of a function with x and w for lhs and rhs, and with what it adds."""
+    words = {"lhs": "x", "rhs": "w"}
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {words.get(key, key): renamed(each) for key, each in value.items()}
+        if isinstance(value, tuple) and isinstance(value[-1], dict):
+            return value[0], renamed(value[1])
+        return value
+
+    base, others = map(renamed, TABLE[name])
+    return base, others | EPILOGUE | changes
+
+
+TABLE["conv_bias_act"] = with_epilogue("conv_general_dilated")
+TABLE["conv_transpose_bias_act"] = with_epilogue(
+    "conv_transpose", bias=ones(6), residual=ones(2, 3, 5, 6)
+)
 FUNCTIONS = {name: function for name, function in vars(jaxcudnn).items() if name.startswith("conv")}
 PARAMETERS = [
     (name, parameter)

@@ -2,6 +2,7 @@
 """The least work and time of a convolution, against counting one product after another."""
 
 import itertools
+import math
 
 import jax
 import numpy as np
@@ -80,13 +81,21 @@ class TestFloor:
     @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2), ("float64", 8)])
     def test_is_the_longer_of_the_two(self, rates, dtype, size):
         flops, elements = _roofline.work("wgrad", self.SPEC)
-        attributes = {"dtype": dtype, "allow_tf32": False}
+        attributes = {"dtype": dtype, "allow_tf32": False, "residual": False}
         for matmul, copy in ((1e9, 1e20), (1e20, 1e9)):
             rates.update(matmul=matmul, copy=copy)
             expected = 1e6 * (flops / matmul if matmul < copy else elements * size / copy)
             floor = _roofline.floor_microseconds("wgrad", self.SPEC, attributes)
             assert floor == pytest.approx(expected)
         assert rates["asked"] == [(dtype, False)] * 2
+
+    @pytest.mark.parametrize(("op", "role"), [("fprop", "y"), ("dgrad", "x")])
+    def test_a_residual_is_read_too(self, rates, op, role):
+        rates["matmul"] = 1e20
+        attributes = {"dtype": "float32", "allow_tf32": False, "residual": True}
+        elements = _roofline.work(op, self.SPEC)[1] + math.prod(self.SPEC.shape(role))
+        floor = _roofline.floor_microseconds(op, self.SPEC, attributes)
+        assert floor == pytest.approx(1e6 * elements * 4 / rates["copy"])
 
 
 class TestRates:

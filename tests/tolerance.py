@@ -75,3 +75,41 @@ def assert_close(
     allowed = bound(exact, magnitude, dtype=dtype, length=length, tf32=tf32, parts=parts)
     excess = np.max(error - allowed, initial=-np.inf)
     assert excess <= 0, f"an error exceeds the {np.max(allowed):.3g} allowed by {excess:.3g}"
+
+
+# No activation has a derivative of more than this: that of gelu at sqrt(2).
+STEEPEST = 1.13
+# How far an evaluated activation may be from the exact one, relative to 1 + |its argument|: some
+# units of float32 for XLA's, and for kernels that cuDNN compiles the 2^-10.987 of tanh.approx.f32
+# (PTX ISA, "Floating Point Instructions: tanh"), of which they make their exponentials.
+EVALUATED = 2.0**-20
+APPROXIMATED = 2.0**-10
+
+
+def assert_close_activated(
+    computed,
+    activation,
+    exact: np.ndarray,
+    magnitude: np.ndarray,
+    *,
+    dtype: str,
+    length: int,
+    tf32: bool = False,
+    evaluated: float = EVALUATED,
+) -> None:
+    """Check every element of a function of an exact sum, which may be of rounded parts.
+
+    The convolution is rounded to `dtype` before the other terms are added, at most, and the sum
+    before it is activated, if that is differentiated. Neither is larger than `magnitude`, the sum
+    of all terms' absolute values.
+    """
+    sums = bound(magnitude, magnitude, dtype=dtype, length=length + 2, tf32=tf32, parts=2)
+    wanted = activation(exact)
+    rounded = 0.0 if dtype == "float32" else float(jnp.finfo(dtype).eps) / 2
+    allowed = (
+        STEEPEST * sums + evaluated * (1 + np.abs(exact)) + SECOND_ORDER * rounded * np.abs(wanted)
+    )
+    assert str(computed.dtype) == dtype
+    assert computed.shape == wanted.shape
+    excess = np.max(np.abs(np.asarray(computed, np.float64) - wanted) - allowed, initial=-np.inf)
+    assert excess <= 0, f"an error exceeds the {np.max(allowed):.3g} allowed by {excess:.3g}"
