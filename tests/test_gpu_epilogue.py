@@ -132,6 +132,17 @@ def test_every_epilogue(activation, dtype: str):
         check_activated(computed, activation, PLAIN, given, dtype, lax.Precision.DEFAULT)
 
 
+@pytest.mark.parametrize("activation", sorted({*ACTIVATIONS} - {*PRECOMPILED, None, "relu6"}))
+def test_engines_are_compiled_where_the_budget_allows_it(activation: str):
+    """For one dtype, since each takes a second or more."""
+    arrays = operands(PLAIN, "bfloat16")
+    f = conv(PLAIN, activation, options={"tuning_budget": jaxcudnn.TuningBudget(milliseconds=3000)})
+    assert fused(f, *arrays) == [activation]
+    check_activated(
+        jax.jit(f)(*arrays), activation, PLAIN, arrays, "bfloat16", lax.Precision.DEFAULT
+    )
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("activation", ["relu", "silu"])
 def test_the_input_as_residual(activation: str, dtype: str):
