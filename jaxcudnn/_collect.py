@@ -15,17 +15,11 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.extend.source_info_util import SourceInfo
 from jax.interpreters import partial_eval
 
-from . import _lowering, _primitives, _reference
+from . import _foreign, _lowering
+from ._foreign import Operation
 from ._spec import ConvSpec, Layout
 
 LEFT_TO_LAX = "its sizes are symbolic, or its arrays sharded over explicit mesh axes"
-WRITTEN_IN_LAX = "it is written with jax.lax"
-
-_OPERATIONS = {
-    _primitives.conv_fprop_p: "fprop",
-    _primitives.conv_dgrad_p: "dgrad",
-    _primitives.conv_wgrad_p: "wgrad",
-}
 
 
 class Source(NamedTuple):
@@ -62,8 +56,7 @@ class Found:
         """Give what it is lowered to on CUDA."""
         if self.spec is None or self.layout is None:
             return []
-        reference = getattr(_reference, self.op)
-        return _lowering.steps(self.op, reference, spec=self.spec, layout=self.layout)
+        return Operation(self.op, self.spec, self.layout).lowered()
 
 
 def collect(
@@ -104,10 +97,9 @@ def _in_jaxpr(jaxpr: Jaxpr, seen: dict[int, Counter[Found]]) -> Counter[Found]:
     if id(jaxpr) not in seen:
         found: Counter[Found] = Counter()
         for equation in jaxpr.eqns:
-            backward = "transpose(" in str(equation.source_info.name_stack)
-            convolution = _read(equation, backward)
-            if convolution:
-                found[convolution] += 1
+            name_stack = str(equation.source_info.name_stack)
+            backward = "transpose(" in name_stack
+            found.update(_read(equation, name_stack, backward))
             for inner in jaxprs_in_params(equation.params):
                 for each, count in _in_jaxpr(inner, seen).items():
                     found[replace(each, backward=each.backward or backward)] += count
@@ -115,24 +107,35 @@ def _in_jaxpr(jaxpr: Jaxpr, seen: dict[int, Counter[Found]]) -> Counter[Found]:
     return seen[id(jaxpr)]
 
 
-def _read(equation: JaxprEqn, backward: bool) -> Found | None:
+def _read(equation: JaxprEqn, name_stack: str, backward: bool) -> list[Found]:
+    """Read one equation: one of ours, or one of `lax`'s and what `install` makes of it."""
     is_of_lax = equation.primitive is lax.conv_general_dilated_p
-    op = "lax" if is_of_lax else _OPERATIONS.get(equation.primitive)
-    if op is None:
-        return None
+    ours = _foreign.operation(equation.primitive, equation.params)
+    if ours is None and not is_of_lax:
+        return []
     stack, call = _written(equation.source_info)
     avals: list[Any] = [atom.aval for atom in (*equation.invars, *equation.outvars)]
-    return Found(
-        op=op,
-        spec=equation.params.get("spec"),
-        layout=equation.params.get("layout"),
+    found = Found(
+        op="lax",
+        spec=None,
+        layout=None,
         shapes=tuple(tuple(aval.shape) for aval in avals[:2]),
         dtypes=tuple(aval.dtype.name for aval in avals),
         stack=stack,
-        call=call if call or not is_of_lax else "lax.conv_general_dilated",
+        call=call or ("lax.conv_general_dilated" if is_of_lax else ""),
         backward=backward,
-        reason=(LEFT_TO_LAX if call else WRITTEN_IN_LAX) if is_of_lax else "",
     )
+    if ours is not None:
+        return [_computed_by(ours, found)]
+    marks = equation.ctx.xla_metadata
+    decided = _foreign.decide(*avals, equation.params, name_stack=name_stack, marks=marks)
+    if isinstance(decided, str):
+        return [replace(found, reason=LEFT_TO_LAX if call else decided)]
+    return [_computed_by(each, found) for each in _foreign.operations(decided)]
+
+
+def _computed_by(operation: Operation, found: Found) -> Found:
+    return replace(found, op=operation.op, spec=operation.spec, layout=operation.layout)
 
 
 def _folder(path: str) -> str:

@@ -14,6 +14,7 @@ from jax.interpreters import mlir
 
 from . import _load, _plans, _taps
 from ._dtypes import allows_tf32, computed_in, is_integer
+from ._installation import lowering_ours
 from ._options import Options, xla_is_deterministic
 from ._spec import ROLES, ConvSpec, Layout, Role
 from ._splitting import compute_in_pieces
@@ -51,7 +52,13 @@ def lower_cuda(op: str, reference: Callable[..., jax.Array]) -> Callable[..., An
       op: what the extension calls the operation: "fprop", "dgrad" or "wgrad".
       reference: the same operation in terms of `lax`, for what cuDNN cannot do.
     """
-    return mlir.lower_fun(partial(_lower, op=op, reference=reference), multiple_results=False)
+    rule = mlir.lower_fun(partial(_lower, op=op, reference=reference), multiple_results=False)
+
+    def lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
+        with lowering_ours():
+            return rule(ctx, *operands, **params)
+
+    return lower
 
 
 def steps(
@@ -110,9 +117,15 @@ def _lower(
             return _call(a, b, attributes, workspace, spec=spec, layout=layout)
         reason = "cuDNN has no plan for it that the options allow"
     report(Step(spec, None, reason))
-    has_kernel = 1 <= spec.num_spatial <= MOST_SPATIAL and not is_integer(spec.dtype(result))
-    convolve = lax.conv_general_dilated if has_kernel else _taps.convolve
+    convolve = lax.conv_general_dilated
+    if not has_kernel(spec, spec.dtype(result)):
+        convolve = _taps.convolve
     return reference(a, b, spec=spec, layout=layout, convolve=convolve)
+
+
+def has_kernel(spec: ConvSpec, result_dtype: str) -> bool:
+    """Say whether XLA computes such a convolution on GPUs, rather than fail."""
+    return 1 <= spec.num_spatial <= MOST_SPATIAL and not is_integer(result_dtype)
 
 
 def refusal(op: str, spec: ConvSpec) -> str:
