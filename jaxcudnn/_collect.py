@@ -128,7 +128,7 @@ def _read(equation: JaxprEqn, name_stack: str, backward: bool) -> list[Found]:
     if ours is not None:
         return [_computed_by(ours, found)]
     marks = equation.ctx.xla_metadata
-    decided = _foreign.decide(*avals, equation.params, name_stack=name_stack, marks=marks)
+    decided = _foreign.decide(avals, equation.params, name_stack=name_stack, marks=marks)
     if isinstance(decided, str):
         return [replace(found, reason=LEFT_TO_LAX if call else decided)]
     return [_computed_by(each, found) for each in _foreign.operations(decided)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions that other code writes with `lax`: whether they are cuDNN's, and as what."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -42,13 +42,11 @@ class Operation(NamedTuple):
 def operation(primitive: Any, params: Mapping[str, Any]) -> Operation | None:
     """Read an equation of this package's; None if it is of another's."""
     op = _OPERATIONS.get(primitive)
-    return op and Operation(op, params["spec"], params["layout"])
+    return None if op is None else Operation(op, params["spec"], params["layout"])
 
 
 def decide(
-    lhs: ShapedArray,
-    rhs: ShapedArray,
-    out: ShapedArray,
+    types: Sequence[Any],
     params: Mapping[str, Any],
     *,
     name_stack: str,
@@ -57,13 +55,12 @@ def decide(
     """Read a call of `lax`'s if it is to be cuDNN's on a single device; else say why it is not.
 
     Args:
-        lhs: the type of the first operand.
-        rhs: the type of the second.
-        out: the type of the result.
+        types: those of the operands and the result.
         params: those of `lax.conv_general_dilated_p`.
         name_stack: that of the equation.
         marks: its metadata.
     """
+    lhs, rhs, out = types
     installation = in_force(marks)
     if installation is None:
         return WRITTEN_IN_LAX

@@ -109,8 +109,7 @@ def _lower(ctx: mlir.LoweringRuleContext, lhs: Any, rhs: Any, **params: Any) -> 
     if not _installation.is_lowering_ours():
         context = ctx.jaxpr_eqn_ctx
         call = _foreign.decide(
-            *ctx.avals_in,
-            *ctx.avals_out,
+            (*ctx.avals_in, *ctx.avals_out),
             params,
             name_stack=str(ctx.name_stack),
             marks=context.xla_metadata if context else None,
@@ -138,10 +137,10 @@ def _is_divided(axes: mlir.AxisContext) -> bool:
 @cache
 def _warn_of_division() -> None:
     warnings.warn(
-        "jaxcudnn.install: a convolution must be inside jax.shard_map, over all axes of the mesh, "
-        "to be cuDNN's in a program for several devices; got one outside, and left it to XLA, which "
-        "divides it among the devices, as it will all others. Use jax.shard_map, or jaxcudnn."
-        "installed(False) where that is wanted",
+        "jaxcudnn.install: in a program for several devices a convolution must be inside "
+        "jax.shard_map, over all axes of the mesh, to be cuDNN's; got one outside, and left it to "
+        "XLA, which divides it among them, as all others like it. Use jax.shard_map, or say "
+        "jaxcudnn.installed(False) where that is wanted",
         RuntimeWarning,
         stacklevel=2,
     )

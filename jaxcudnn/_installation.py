@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.core import eval_context
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import get_opaque_trace_state
 
@@ -111,8 +112,8 @@ def parse(caller: str, exclude: Exclude) -> Installation:
         )
     if not all(name.strip("/") for name in names):
         raise ValueError(
-            f"{caller}: exclude must hold names of scopes, got {exclude!r}; leave it out to exclude "
-            f"nothing"
+            f"{caller}: exclude must hold names of scopes, got {exclude!r}; leave it out to "
+            f"exclude nothing"
         )
     return Installation(tuple(name.strip("/") for name in names))
 
@@ -153,7 +154,7 @@ def in_force(marks: Mapping[str, Any] | None) -> Installation | None:
 
 def is_tracing() -> bool:
     """Say whether JAX is tracing a function here."""
-    with jax.core.eval_context():
+    with eval_context():
         clean = get_opaque_trace_state(convention=MARK)
     return get_opaque_trace_state(convention=MARK) != clean
 
