@@ -97,9 +97,8 @@ def _in_jaxpr(jaxpr: Jaxpr, seen: dict[int, Counter[Found]]) -> Counter[Found]:
     if id(jaxpr) not in seen:
         found: Counter[Found] = Counter()
         for equation in jaxpr.eqns:
-            name_stack = str(equation.source_info.name_stack)
-            backward = "transpose(" in name_stack
-            found.update(_read(equation, name_stack, backward))
+            backward = "transpose(" in str(equation.source_info.name_stack)
+            found.update(_read(equation, backward))
             for inner in jaxprs_in_params(equation.params):
                 for each, count in _in_jaxpr(inner, seen).items():
                     found[replace(each, backward=each.backward or backward)] += count
@@ -107,7 +106,7 @@ def _in_jaxpr(jaxpr: Jaxpr, seen: dict[int, Counter[Found]]) -> Counter[Found]:
     return seen[id(jaxpr)]
 
 
-def _read(equation: JaxprEqn, name_stack: str, backward: bool) -> list[Found]:
+def _read(equation: JaxprEqn, backward: bool) -> list[Found]:
     """Read one equation: one of ours, or one of `lax`'s and what `install` makes of it."""
     is_of_lax = equation.primitive is lax.conv_general_dilated_p
     ours = _foreign.operation(equation.primitive, equation.params)
@@ -127,8 +126,7 @@ def _read(equation: JaxprEqn, name_stack: str, backward: bool) -> list[Found]:
     )
     if ours is not None:
         return [_computed_by(ours, found)]
-    marks = equation.ctx.xla_metadata
-    decided = _foreign.decide(avals, equation.params, name_stack=name_stack, marks=marks)
+    decided = _foreign.decide(avals, equation.params, equation.ctx.xla_metadata)
     if isinstance(decided, str):
         return [replace(found, reason=LEFT_TO_LAX if call else decided)]
     return [_computed_by(each, found) for each in _foreign.operations(decided)]

@@ -12,7 +12,7 @@ from jax.core import ShapedArray
 
 from . import _lowering, _primitives, _readings, _reference
 from ._dtypes import resolve_precision
-from ._installation import LaxConvolution, in_force, scope_of
+from ._installation import LaxConvolution, in_force
 from ._readings import Call
 from ._spec import ROLES, ConvSpec, Layout
 
@@ -48,8 +48,6 @@ def operation(primitive: Any, params: Mapping[str, Any]) -> Operation | None:
 def decide(
     types: Sequence[Any],
     params: Mapping[str, Any],
-    *,
-    name_stack: str,
     marks: Mapping[str, Any] | None,
 ) -> Call | str:
     """Read a call of `lax`'s if it is to be cuDNN's on a single device; else say why it is not.
@@ -57,25 +55,20 @@ def decide(
     Args:
         types: those of the operands and the result.
         params: those of `lax.conv_general_dilated_p`.
-        name_stack: that of the equation.
-        marks: its metadata.
+        marks: the equation's metadata.
     """
     lhs, rhs, out = types
     installation = in_force(marks)
     if installation is None:
         return WRITTEN_IN_LAX
-    if installation.excludes(_described(lhs, rhs, out, params, name_stack)):
+    if installation.excludes(_described(lhs, rhs, out, params)):
         return EXCLUDED
     call = _read(lhs, rhs, out, params)
     return call if isinstance(call, str) else _refusal(call) or call
 
 
 def _described(
-    lhs: ShapedArray,
-    rhs: ShapedArray,
-    out: ShapedArray,
-    params: Mapping[str, Any],
-    name_stack: str,
+    lhs: ShapedArray, rhs: ShapedArray, out: ShapedArray, params: Mapping[str, Any]
 ) -> LaxConvolution:
     geometry = ("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers",
                 "feature_group_count", "batch_group_count")  # fmt: skip
@@ -85,7 +78,6 @@ def _described(
         out_shape=out.shape,
         dtype=lhs.dtype.name,
         result_dtype=out.dtype.name,
-        scope=scope_of(name_stack),
         **{name: params[name] for name in geometry},
     )
 
@@ -95,13 +87,11 @@ def _read(
 ) -> Call | str:
     """Turn the parameters of `lax`'s primitive into a call, or say why there is none."""
     sharded = any(axes for aval in (lhs, rhs, out) for axes in aval.sharding.spec.partitions)
-    if sharded or params["out_sharding"] is not None:
+    if sharded:
         return "its arrays are sharded over explicit mesh axes"
     sizes = (*lhs.shape, *rhs.shape, *out.shape, *(n for pair in params["padding"] for n in pair))
     if not all(isinstance(size, int) for size in sizes):
         return "a size is symbolic"
-    if lhs.dtype != rhs.dtype:
-        return f"its operands have two dtypes, {lhs.dtype.name} and {rhs.dtype.name}"
     precision = params["precision"]
     if precision is None:  # lax has read jax_default_matmul_precision already
         precision = lax.Precision.DEFAULT

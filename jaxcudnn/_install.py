@@ -22,7 +22,7 @@ from . import _foreign, _installation, _readings
 from ._installation import Exclude
 
 
-def install(exclude: Exclude = None) -> None:
+def install(exclude: Exclude | None = None) -> None:
     """Have cuDNN compute the convolutions of all code that calls `jax.lax`, until `uninstall`.
 
     It holds in every thread, for whatever is traced and lowered from now on: `jax.jit` compiles
@@ -34,19 +34,16 @@ def install(exclude: Exclude = None) -> None:
     while one is traced, it may or may not hold for that one, which computes the same either way.
 
     Args:
-        exclude: what is left to XLA. None for nothing; the name of a `jax.named_scope`, as layers
-            of Flax, Haiku and Keras have them, or several, each of which may be a path such as
-            'encoder/stem'; or a function that takes a `jaxcudnn.LaxConvolution` and says whether to
-            leave it. Such a function must be pure, and should be one object: programs are compiled
-            again for another.
+        exclude: what is left to XLA: a function that takes a `jaxcudnn.LaxConvolution` and says
+            whether to leave that one. It must be pure, and should be one object: programs are
+            compiled again for another. None leaves nothing.
 
     Raises:
-        TypeError: if `exclude` is none of these.
-        ValueError: if a name is empty.
+        TypeError: if `exclude` is neither None nor a function.
 
     Example:
         >>> import jaxcudnn
-        >>> jaxcudnn.install(exclude="stem")
+        >>> jaxcudnn.install(exclude=lambda call: call.dtype == "float32")
         >>> jaxcudnn.uninstall()
     """
     _installation.set_everywhere(_installation.parse("jaxcudnn.install", exclude))
@@ -58,7 +55,7 @@ def uninstall() -> None:
 
 
 @contextmanager
-def installed(active: bool = True, *, exclude: Exclude = None) -> Iterator[None]:
+def installed(active: bool = True, *, exclude: Exclude | None = None) -> Iterator[None]:
     """Have cuDNN compute the convolutions of code that calls `jax.lax`, in a `with` block.
 
     It holds in this thread, for what is traced and lowered in the block, as `install` does for
@@ -70,12 +67,12 @@ def installed(active: bool = True, *, exclude: Exclude = None) -> Iterator[None]
 
     Args:
         active: False to leave convolutions to XLA.
-        exclude: as in `install`; inside a function that is traced, None or names.
+        exclude: as in `install`; None inside a function that is traced.
 
     Raises:
-        TypeError: if `active` is not a truth value, or `exclude` nothing that `install` takes, or a
+        TypeError: if `active` is not a truth value, or `exclude` neither None nor a function, or a
             function inside a function that is traced.
-        ValueError: if a name is empty, or there is an `exclude` where nothing is active.
+        ValueError: if there is an `exclude` where nothing is active.
 
     Example:
         >>> import jax, jaxcudnn
@@ -106,19 +103,15 @@ _stock: Any = mlir._platform_specific_lowerings["cuda"][lax.conv_general_dilated
 
 def _lower(ctx: mlir.LoweringRuleContext, lhs: Any, rhs: Any, **params: Any) -> Any:
     """Lower a call of `lax`'s on CUDA: to cuDNN's where that is wanted and possible."""
-    if not _installation.is_lowering_ours():
+    if not _installation.is_left_to_xla():
         context = ctx.jaxpr_eqn_ctx
-        call = _foreign.decide(
-            (*ctx.avals_in, *ctx.avals_out),
-            params,
-            name_stack=str(ctx.name_stack),
-            marks=context.xla_metadata if context else None,
-        )
+        marks = context.xla_metadata if context else None
+        call = _foreign.decide((*ctx.avals_in, *ctx.avals_out), params, marks)
         if not isinstance(call, str) and not _is_divided(ctx.module_context.axis_context):
             compute = partial(_readings.convolve, call=call)
             return mlir.lower_fun(compute, multiple_results=False)(ctx, lhs, rhs)
-    with _installation.lowering_ours():  # of a complex call it makes real ones
-        return _stock(ctx, lhs, rhs, **params)
+    with _installation.left_to_xla(ctx) as isolated:  # of a complex call it makes real ones
+        return _stock(isolated, lhs, rhs, **params)
 
 
 def _is_divided(axes: mlir.AxisContext) -> bool:
@@ -146,6 +139,6 @@ def _warn_of_division() -> None:
     )
 
 
-# Not cacheable, because what is decided depends on more than the equation and its types: on scopes,
-# and on whether this package is lowering something of its own.
-mlir.register_lowering(lax.conv_general_dilated_p, _lower, platform="cuda", cacheable=False)
+# JAX asks once a program for equal equations. What is decided depends on nothing but the equation,
+# its types and its metadata, and on what holds for the whole program.
+mlir.register_lowering(lax.conv_general_dilated_p, _lower, platform="cuda")

@@ -6,9 +6,7 @@ is said inside a function that is traced is over by then, so it is also written 
 `jax.experimental.xla_metadata`, which derivatives, `vmap` and `jit` inside keep.
 """
 
-import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,13 +17,14 @@ from jax import lax
 from jax.core import eval_context
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import get_opaque_trace_state
+from jax.interpreters import mlir
 
 from ._spec import Pads, Shape
 
 MARK = "jaxcudnn"
 """The key under which equations say it."""
 
-_LEFT = "xla"
+_TAKEN, _LEFT = "cudnn", "xla"
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,6 @@ class LaxConvolution:
         dimension_numbers: the axes of images, channels and positions, for lhs, rhs and the result.
         feature_group_count: the groups of channels.
         batch_group_count: the groups of images.
-        scope: the names of `jax.named_scope` around it, with '/' between them; but not those that
-            are outside of a function given to `jax.jit`, `jax.checkpoint`, `jax.shard_map` or
-            control flow such as `lax.scan`, which XLA does not know.
     """
 
     lhs_shape: Shape
@@ -64,58 +60,39 @@ class LaxConvolution:
     dimension_numbers: lax.ConvDimensionNumbers
     feature_group_count: int
     batch_group_count: int
-    scope: str
-
-    def is_in(self, name: str) -> bool:
-        """Say whether it is in the scope of this name, or of these names one in another."""
-        return f"/{name}/" in f"/{self.scope}/"
 
 
-Exclude = str | Iterable[str] | Callable[[LaxConvolution], bool] | None
-"""What is left to XLA: scopes by their names, what a function says, or nothing."""
+Exclude = Callable[[LaxConvolution], bool]
+"""Says whether a convolution is left to XLA."""
 
 
 @dataclass(frozen=True)
 class Installation:
     """That `lax`'s convolutions are cuDNN's, but for some."""
 
-    exclude: tuple[str, ...] | Callable[[LaxConvolution], bool] = ()
+    exclude: Exclude | None = None
 
     def excludes(self, convolution: LaxConvolution) -> bool:
         """Say whether a convolution is left to XLA."""
-        if callable(self.exclude):
-            return bool(self.exclude(convolution))
-        return any(map(convolution.is_in, self.exclude))
+        return self.exclude is not None and bool(self.exclude(convolution))
 
 
 _state = jax.make_user_context(default_value=None)
-_lowering_ours: ContextVar[bool] = ContextVar("jaxcudnn_lowering_ours", default=False)
+_left_to_xla: ContextVar[bool] = ContextVar("jaxcudnn_left_to_xla", default=False)
 
 
-def parse(caller: str, exclude: Exclude) -> Installation:
+def parse(caller: str, exclude: Exclude | None) -> Installation:
     """Read what `exclude` says.
 
     Raises:
-        TypeError: if it is neither None, nor names, nor a function.
-        ValueError: if a name is empty.
+        TypeError: if it is neither None nor a function.
     """
-    if exclude is None:
-        return Installation()
-    if callable(exclude):
-        return Installation(exclude)
-    names = (exclude,) if isinstance(exclude, str) else exclude
-    names = tuple(names) if isinstance(names, Iterable) else (names,)
-    if not all(isinstance(name, str) for name in names):
+    if exclude is not None and not callable(exclude):
         raise TypeError(
-            f"{caller}: exclude must be the name of a jax.named_scope, several names or a function "
-            f"of a jaxcudnn.LaxConvolution, got {exclude!r}; write exclude=('stem', 'head')"
+            f"{caller}: exclude must be a function of a jaxcudnn.LaxConvolution, got {exclude!r}; "
+            f"write exclude=lambda call: call.dtype == 'float32'"
         )
-    if not all(name.strip("/") for name in names):
-        raise ValueError(
-            f"{caller}: exclude must hold names of scopes, got {exclude!r}; leave it out to "
-            f"exclude nothing"
-        )
-    return Installation(tuple(name.strip("/") for name in names))
+    return Installation(exclude)
 
 
 def set_everywhere(installation: Installation | None) -> None:
@@ -132,24 +109,23 @@ def mark(caller: str, installation: Installation | None) -> AbstractContextManag
     """Say it in a `with` block of this thread, on the equations that are traced there.
 
     Raises:
-        TypeError: if a function says what is left out, since equations hold only text.
+        TypeError: if something is excluded, which equations cannot hold.
     """
-    if installation is not None and callable(installation.exclude):
+    if installation is not None and installation.exclude is not None:
         raise TypeError(
-            f"{caller}: exclude must be names of scopes inside a function that is being traced, "
-            f"got {installation.exclude!r}; enter the scope outside of jax.jit, or leave a part "
-            f"out by `with jaxcudnn.installed(False)`"
+            f"{caller}: exclude must be None inside a function that is being traced, got "
+            f"{installation.exclude!r}; enter the scope outside of jax.jit, or leave a part out by "
+            f"`with jaxcudnn.installed(False)`"
         )
-    text = _LEFT if installation is None else json.dumps(installation.exclude)
-    return set_xla_metadata(**{MARK: text})
+    return set_xla_metadata(**{MARK: _LEFT if installation is None else _TAKEN})
 
 
 def in_force(marks: Mapping[str, Any] | None) -> Installation | None:
     """Give what holds for an equation with these marks, lowered here and now."""
-    text = (marks or {}).get(MARK)
-    if text is None:
+    mark = (marks or {}).get(MARK)
+    if mark is None:
         return _state.value
-    return None if text == _LEFT else Installation(tuple(json.loads(text)))
+    return Installation() if mark == _TAKEN else None
 
 
 def is_tracing() -> bool:
@@ -160,28 +136,19 @@ def is_tracing() -> bool:
 
 
 @contextmanager
-def lowering_ours() -> Iterator[None]:
-    """Have XLA compute every convolution of `lax` that is lowered in a `with` block.
+def left_to_xla(ctx: mlir.LoweringRuleContext) -> Iterator[mlir.LoweringRuleContext]:
+    """Give a context in which XLA computes every convolution of `lax`, in a `with` block.
 
-    What this package lowers to `lax` would come back to it otherwise.
+    What this package lowers to `lax` would come back to it otherwise. Equal equations of a program
+    are lowered once, so the context has a cache of its own.
     """
-    token = _lowering_ours.set(True)
+    token = _left_to_xla.set(True)
     try:
-        yield
+        yield ctx.replace(module_context=ctx.module_context.replace(lowering_cache={}))
     finally:
-        _lowering_ours.reset(token)
+        _left_to_xla.reset(token)
 
 
-def is_lowering_ours() -> bool:
-    """Say whether this is within `lowering_ours`."""
-    return _lowering_ours.get()
-
-
-_JIT = re.compile(r"\bp?jit\([^()]*\)")
-_TRANSFORM = re.compile(r"\w*\(|\)")  # as "transpose(jvp(" and what closes it
-
-
-def scope_of(name_stack: str) -> str:
-    """Give the names of `jax.named_scope` in a name stack, without JAX's transformations."""
-    names = _TRANSFORM.sub("", _JIT.sub("", name_stack)).split("/")
-    return "/".join(filter(None, names))
+def is_left_to_xla() -> bool:
+    """Say whether this is within `left_to_xla`."""
+    return _left_to_xla.get()

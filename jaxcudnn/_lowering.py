@@ -14,7 +14,7 @@ from jax.interpreters import mlir
 
 from . import _load, _plans, _taps
 from ._dtypes import allows_tf32, computed_in, is_integer
-from ._installation import lowering_ours
+from ._installation import left_to_xla
 from ._options import Options, xla_is_deterministic
 from ._spec import ROLES, ConvSpec, Layout, Role
 from ._splitting import compute_in_pieces
@@ -55,8 +55,8 @@ def lower_cuda(op: str, reference: Callable[..., jax.Array]) -> Callable[..., An
     rule = mlir.lower_fun(partial(_lower, op=op, reference=reference), multiple_results=False)
 
     def lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
-        with lowering_ours():
-            return rule(ctx, *operands, **params)
+        with left_to_xla(ctx) as isolated:
+            return rule(isolated, *operands, **params)
 
     return lower
 

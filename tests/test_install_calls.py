@@ -112,16 +112,6 @@ class TestLeftToXla:
             assert convolutions(f, X, W) == ONE_OF_XLAS
             assert convolutions(lambda dy, w: jaxcudnn.installed()(f)(dy, w), X, W) == ONE_OF_XLAS
 
-    def test_two_dtypes(self):
-        """No function of JAX's makes such a call, but the primitive takes it."""
-        arguments = jax.make_jaxpr(conv)(X, W).eqns[0].params | {
-            "preferred_element_type": "float32"
-        }
-        x = shaped(X.shape, "bfloat16")
-        f = lambda x, w: lax.conv_general_dilated_p.bind(x, w, **arguments)  # noqa: E731
-        with jaxcudnn.installed():
-            assert convolutions(f, x, W) == ONE_OF_XLAS
-
     def test_symbolic_sizes(self):
         x = jax.ShapeDtypeStruct(export.symbolic_shape("b, 6, 9, 8"), X.dtype)
         with jaxcudnn.installed():
@@ -220,8 +210,7 @@ class TestSeveralDevices:
 
 
 def network(x, w):
-    with jax.named_scope("stem"):
-        x = lax.conv_general_dilated(x, w, (1, 1), "SAME")
+    x = lax.conv_general_dilated(x, w, (1, 1), "SAME")
     with jaxcudnn.installed(False):
         x = lax.conv_general_dilated(x, w, (1, 1), "SAME")
     return jnp.sum(lax.conv_general_dilated(x, w, (2, 2), "VALID") ** 2)
@@ -236,7 +225,7 @@ class TestExplain:
         assert self.rows(network, X, W) == [("lax", written)] * 3
         with jaxcudnn.installed():
             assert self.rows(network, X, W) == [("fprop", ""), ("lax", written), ("fprop", "")]
-        with jaxcudnn.installed(exclude="stem"):
+        with jaxcudnn.installed(exclude=lambda call: call.window_strides == (1, 1)):
             assert self.rows(network, X, W) == [
                 ("lax", "it is excluded from what jaxcudnn.install reaches"),
                 ("lax", written),
@@ -247,8 +236,9 @@ class TestExplain:
         def strided(x, w):
             return jnp.sum(lax.conv_general_dilated(x, w, (3, 3), "VALID"))
 
+        x = shaped((4, 6, 33, 33), "float32")
         with jaxcudnn.installed():
-            explanation = jaxcudnn.explain(jax.grad(strided, argnums=(0, 1)))(X, W)
+            explanation = jaxcudnn.explain(jax.grad(strided, argnums=(0, 1)))(x, W)
         assert sorted(row.reading for row in explanation) == [
             "dgrad in the backward pass of lax.conv_general_dilated",
             "wgrad in the backward pass of lax.conv_general_dilated",
