@@ -125,6 +125,19 @@ class TestLeftToXla:
         with jaxcudnn.installed():
             assert convolutions(gradient, x, w) == (9, 0)
 
+    @pytest.mark.parametrize("first", ["complex", "real"])
+    def test_an_equal_call_beside_what_is_left(self, first: str):
+        """JAX lowers equal equations of a program once, if they are not kept apart."""
+        x, w = shaped(X.shape, "complex64"), shaped(W.shape, "complex64")
+
+        def f(x, w):
+            real = conv(x.real, w.real) if first == "real" else None
+            both = conv(x, w)
+            return both, conv(x.real, w.real) if real is None else real
+
+        with jaxcudnn.installed(exclude=lambda call: call.dtype == "complex64"):
+            assert convolutions(f, x, w) == (1, 3)
+
     @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
     def test_dtypes_that_cudnn_lacks(self, dtype: str):
         """XLA has no kernel for integers, so those are our sums of matrix products."""
