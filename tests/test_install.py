@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`install` and `installed`: whose convolutions a program has that is lowered for CUDA."""
 
+import re
 import threading
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -237,6 +239,24 @@ def test_transforms(name: str):
     assert ours.ours == of_xla.xla > 0
 
 
+DOCS = (Path(__file__).parents[1] / "docs" / "install.md").read_text(encoding="utf-8")
+
+
+def test_the_code_of_the_docs(capsys):
+    names = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL):
+        exec(block, names)
+    assert "2 convolutions, 2 by cuDNN" in capsys.readouterr().out
+    x, w, v = X, W, W
+    with jaxcudnn.installed():
+        assert convolutions(names["network"], x, w, v) == (1, 1)
+        assert convolutions(names["layer"], x, w) == ONE_OF_XLAS
+    pointwise = shaped((6, 6, 1, 1), "float32")
+    with jaxcudnn.installed(exclude=names["is_pointwise"]):
+        assert convolutions(names["model"], x, pointwise) == ONE_OF_XLAS
+        assert convolutions(names["model"], x, w) == ONE_OF_OURS
+
+
 class TestExclusion:
     def test_of_some(self):
         def without_gradients_by_filters(call: jaxcudnn.LaxConvolution) -> bool:
@@ -257,7 +277,7 @@ class TestExclusion:
                 preferred_element_type=jnp.float32,
             )  # fmt: skip
 
-        with jaxcudnn.installed(exclude=seen.append):
+        with jaxcudnn.installed(exclude=lambda call: bool(seen.append(call))):
             assert convolutions(f, x, w) != ONE_OF_XLAS
         assert seen == [
             jaxcudnn.LaxConvolution(
