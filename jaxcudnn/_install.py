@@ -8,6 +8,7 @@ numbers, and with `batch_group_count` where there are groups. `_readings` gives 
 the forward convolution.
 """
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -117,9 +118,8 @@ def _lower(ctx: mlir.LoweringRuleContext, lhs: Any, rhs: Any, **params: Any) -> 
 def _is_divided(axes: mlir.AxisContext) -> bool:
     """Say whether XLA is to divide this part of a program among devices, and warn if it is."""
     if isinstance(axes, mlir.SPMDAxisContext):
-        manual = {*axes.manual_axes, *axes.mesh.manual_axes}
-        left = {name: size for name, size in axes.mesh.shape.items() if name not in manual}
-        devices = int(np.prod(list(left.values()), dtype=np.int64))
+        automatic = set(axes.mesh.shape) - axes.manual_axes
+        devices = math.prod(axes.mesh.shape[name] for name in automatic)
     else:
         devices = axes.num_devices
     if devices > 1:
