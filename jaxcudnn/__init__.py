@@ -16,6 +16,10 @@ from ._cudnn_api import conv_dgrad as conv_dgrad
 from ._cudnn_api import conv_fprop as conv_fprop
 from ._cudnn_api import conv_wgrad as conv_wgrad
 from ._explain import explain as explain
+from ._install import install as install
+from ._install import installed as installed
+from ._install import uninstall as uninstall
+from ._installation import LaxConvolution as LaxConvolution
 from ._options import Options as Options
 from ._options import TuningBudget as TuningBudget
 from ._options import options as options

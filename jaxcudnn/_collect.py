@@ -15,17 +15,11 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.extend.source_info_util import SourceInfo
 from jax.interpreters import partial_eval
 
-from . import _epilogue, _lowering, _primitives, _reference
+from . import _foreign, _lowering
+from ._foreign import Operation
 from ._spec import ConvSpec, Epilogue, Layout
 
 LEFT_TO_LAX = "its sizes are symbolic, or its arrays sharded over explicit mesh axes"
-WRITTEN_IN_LAX = "it is written with jax.lax"
-
-_OPERATIONS = {
-    _primitives.conv_fprop_p: "fprop",
-    _primitives.conv_dgrad_p: "dgrad",
-    _primitives.conv_wgrad_p: "wgrad",
-}
 
 
 class Source(NamedTuple):
@@ -64,10 +58,7 @@ class Found:
         """Give what it is lowered to on CUDA."""
         if self.spec is None or self.layout is None:
             return []
-        reference = getattr(_reference, self.op)
-        return _lowering.steps(
-            self.op, reference, spec=self.spec, layout=self.layout, epilogue=self.epilogue
-        )
+        return Operation(self.op, self.spec, self.layout, self.epilogue).lowered()
 
 
 def collect(
@@ -109,9 +100,7 @@ def _in_jaxpr(jaxpr: Jaxpr, seen: dict[int, Counter[Found]]) -> Counter[Found]:
         found: Counter[Found] = Counter()
         for equation in jaxpr.eqns:
             backward = "transpose(" in str(equation.source_info.name_stack)
-            convolution = _read(equation, backward)
-            if convolution:
-                found[convolution] += 1
+            found.update(_read(equation, backward))
             for inner in jaxprs_in_params(equation.params):
                 for each, count in _in_jaxpr(inner, seen).items():
                     found[replace(each, backward=each.backward or backward)] += count
@@ -119,26 +108,39 @@ def _in_jaxpr(jaxpr: Jaxpr, seen: dict[int, Counter[Found]]) -> Counter[Found]:
     return seen[id(jaxpr)]
 
 
-def _read(equation: JaxprEqn, backward: bool) -> Found | None:
+def _read(equation: JaxprEqn, backward: bool) -> list[Found]:
+    """Read one equation: one of ours, or one of `lax`'s and what `install` makes of it."""
     is_of_lax = equation.primitive is lax.conv_general_dilated_p
-    op = "lax" if is_of_lax else _OPERATIONS.get(equation.primitive)
-    if equation.primitive is _epilogue.conv_bias_act_p:
-        op = equation.params["op"]
-    if op is None:
-        return None
+    ours = _foreign.operation(equation.primitive, equation.params)
+    if ours is None and not is_of_lax:
+        return []
     stack, call = _written(equation.source_info)
     avals: list[Any] = [atom.aval for atom in (*equation.invars[:2], *equation.outvars)]
-    return Found(
-        op=op,
-        spec=equation.params.get("spec"),
-        layout=equation.params.get("layout"),
+    found = Found(
+        op="lax",
+        spec=None,
+        layout=None,
         shapes=tuple(tuple(aval.shape) for aval in avals[:2]),
         dtypes=tuple(aval.dtype.name for aval in avals),
         stack=stack,
-        call=call if call or not is_of_lax else "lax.conv_general_dilated",
+        call=call or ("lax.conv_general_dilated" if is_of_lax else ""),
         backward=backward,
-        reason=(LEFT_TO_LAX if call else WRITTEN_IN_LAX) if is_of_lax else "",
-        epilogue=equation.params.get("epilogue", Epilogue()),
+    )
+    if ours is not None:
+        return [_computed_by(ours, found)]
+    decided = _foreign.decide(avals, equation.params, equation.ctx.xla_metadata)
+    if isinstance(decided, str):
+        return [replace(found, reason=LEFT_TO_LAX if call else decided)]
+    return [_computed_by(each, found) for each in _foreign.operations(decided)]
+
+
+def _computed_by(operation: Operation, found: Found) -> Found:
+    return replace(
+        found,
+        op=operation.op,
+        spec=operation.spec,
+        layout=operation.layout,
+        epilogue=operation.epilogue,
     )
 
 

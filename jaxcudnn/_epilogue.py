@@ -213,6 +213,4 @@ conv_bias_act_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[conv_bias_act_p] = _jvp
 batching.primitive_batchers[conv_bias_act_p] = _batch
 mlir.register_lowering(conv_bias_act_p, mlir.lower_fun(_lower, multiple_results=False))
-mlir.register_lowering(
-    conv_bias_act_p, mlir.lower_fun(_lower_cuda, multiple_results=False), platform="cuda"
-)
+mlir.register_lowering(conv_bias_act_p, _lowering.isolated(_lower_cuda), platform="cuda")

@@ -14,6 +14,7 @@ from jax.interpreters import mlir
 
 from . import _activations, _fusion, _load, _memory, _plans, _routes, _taps
 from ._dtypes import allows_tf32, computed_in, is_integer
+from ._installation import left_to_xla
 from ._options import ALGORITHMS, Options, xla_is_deterministic
 from ._spec import ROLES, ConvSpec, Epilogue, Layout, Role, Shape
 from ._splitting import compute_in_pieces
@@ -55,7 +56,18 @@ def lower_cuda(op: str, reference: Callable[..., jax.Array]) -> Callable[..., An
       op: what the extension calls the operation: "fprop", "dgrad" or "wgrad".
       reference: the same operation in terms of `lax`, for what cuDNN cannot do.
     """
-    return mlir.lower_fun(partial(_lower, op=op, reference=reference), multiple_results=False)
+    return isolated(partial(_lower, op=op, reference=reference))
+
+
+def isolated(compute: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """Give the lowering rule of a function whose calls of `lax` are XLA's, whatever is installed."""
+    rule = mlir.lower_fun(compute, multiple_results=False)
+
+    def lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
+        with left_to_xla(ctx) as context:
+            return rule(context, *operands, **params)
+
+    return lower
 
 
 def steps(
@@ -180,9 +192,15 @@ def _lower(
                 return _call(a, form.filter(b), workspace=workspace, form=form)
         reason = "cuDNN has no plan for it that the options allow"
     report(Step(spec, None, reason))
-    has_kernel = 1 <= spec.num_spatial <= MOST_SPATIAL and not is_integer(spec.dtype(result))
-    convolve = lax.conv_general_dilated if has_kernel else _taps.convolve
+    convolve = lax.conv_general_dilated
+    if not has_kernel(spec, spec.dtype(result)):
+        convolve = _taps.convolve
     return reference(a, b, spec=spec, layout=layout, convolve=convolve)
+
+
+def has_kernel(spec: ConvSpec, result_dtype: str) -> bool:
+    """Say whether XLA computes such a convolution on GPUs, rather than fail."""
+    return 1 <= spec.num_spatial <= MOST_SPATIAL and not is_integer(result_dtype)
 
 
 def refusal(op: str, spec: ConvSpec) -> str:
