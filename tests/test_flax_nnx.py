@@ -15,12 +15,16 @@ from flax import nnx
 import modules
 from jaxcudnn import _load, flax
 from modules import (
+    CONV_GEOMETRIES,
+    TRANSPOSE_GEOMETRIES,
     FlaxCase,
     Program,
     Recorder,
     Side,
     assert_equal,
     assert_same,
+    flax_convs,
+    flax_transposes,
     gradients,
     halved,
     integers,
@@ -47,14 +51,14 @@ def conv(make: Any = flax.Conv, **kwargs: Any):
 transposed = partial(conv, make=flax.ConvTranspose)
 
 
-@pytest.mark.parametrize("case", modules.CONVS, ids=modules.name_of)
+@pytest.mark.parametrize("case", flax_convs(CONV_GEOMETRIES), ids=modules.name_of)
 def test_conv(case):
     case = FlaxCase(case)
     ours, stock = conv(**case.ours), conv(make=nnx.Conv, **case.stock)
     assert_same(side(ours), side(stock), case.x, case.activation, case.convert)
 
 
-@pytest.mark.parametrize("case", modules.TRANSPOSED, ids=modules.name_of)
+@pytest.mark.parametrize("case", flax_transposes(TRANSPOSE_GEOMETRIES), ids=modules.name_of)
 def test_conv_transpose(case):
     case = FlaxCase(case)
     ours, stock = transposed(**case.ours), conv(make=nnx.ConvTranspose, **case.stock)
