@@ -29,6 +29,7 @@ from modules import (
     halved,
     integers,
 )
+from processes import run_python
 
 PAIRS = {"Conv": (nnx.Conv, flax.Conv), "ConvTranspose": (nnx.ConvTranspose, flax.ConvTranspose)}
 EXACT: dict[str, Any] = {
@@ -298,6 +299,12 @@ class TestOnCuda:
             assert Program(ours.apply, ours.params, X).reorders is (filter_layout == "HWIO")
             program = Program(gradients(ours), ours.params, X)
             assert program.reorders is (filter_layout == "HWIO")
+
+
+def test_jaxcudnn_imports_none_of_these_libraries():
+    (names,) = run_python("import sys, jaxcudnn; print(*sys.modules)")
+    assert {"jax", "jaxcudnn"} < set(names.split())
+    assert not {"flax", "equinox", "haiku"} & set(names.split())
 
 
 def test_without_flax(monkeypatch):
