@@ -40,7 +40,7 @@ class Conv(eqx.nn.Conv):
     activation_function: Callable[[Any], Any] | None
 
     def __init__(self, *args: Any, activation: Activation = None, **kwargs: Any):
-        """Take the arguments of `equinox.nn.Conv`, or of the subclass, and `activation`."""
+        """Take the arguments of `equinox.nn.Conv`, and `activation`."""
         super().__init__(*args, **kwargs)
         self.activation_name, self.activation_function = _split(self, activation)
 
@@ -55,16 +55,29 @@ class Conv(eqx.nn.Conv):
         return _run(eqx.nn.Conv.__call__, self, x)
 
 
+# Each class has its own __init__ because type checkers would make one of the fields.
 class Conv1d(Conv, eqx.nn.Conv1d):
     """`equinox.nn.Conv1d`, and an activation."""
+
+    def __init__(self, *args: Any, activation: Activation = None, **kwargs: Any):
+        """Take the arguments of `equinox.nn.Conv1d`, and `activation`."""
+        super().__init__(*args, activation=activation, **kwargs)
 
 
 class Conv2d(Conv, eqx.nn.Conv2d):
     """`equinox.nn.Conv2d`, and an activation."""
 
+    def __init__(self, *args: Any, activation: Activation = None, **kwargs: Any):
+        """Take the arguments of `equinox.nn.Conv2d`, and `activation`."""
+        super().__init__(*args, activation=activation, **kwargs)
+
 
 class Conv3d(Conv, eqx.nn.Conv3d):
     """`equinox.nn.Conv3d`, and an activation."""
+
+    def __init__(self, *args: Any, activation: Activation = None, **kwargs: Any):
+        """Take the arguments of `equinox.nn.Conv3d`, and `activation`."""
+        super().__init__(*args, activation=activation, **kwargs)
 
 
 class ConvTranspose(eqx.nn.ConvTranspose):
@@ -74,7 +87,7 @@ class ConvTranspose(eqx.nn.ConvTranspose):
     activation_function: Callable[[Any], Any] | None
 
     def __init__(self, *args: Any, activation: Activation = None, **kwargs: Any):
-        """Take the arguments of `equinox.nn.ConvTranspose`, or the subclass, and `activation`."""
+        """Take the arguments of `equinox.nn.ConvTranspose`, and `activation`."""
         super().__init__(*args, **kwargs)
         self.activation_name, self.activation_function = _split(self, activation)
 
@@ -92,13 +105,25 @@ class ConvTranspose(eqx.nn.ConvTranspose):
 class ConvTranspose1d(ConvTranspose, eqx.nn.ConvTranspose1d):
     """`equinox.nn.ConvTranspose1d`, and an activation."""
 
+    def __init__(self, *args: Any, activation: Activation = None, **kwargs: Any):
+        """Take the arguments of `equinox.nn.ConvTranspose1d`, and `activation`."""
+        super().__init__(*args, activation=activation, **kwargs)
+
 
 class ConvTranspose2d(ConvTranspose, eqx.nn.ConvTranspose2d):
     """`equinox.nn.ConvTranspose2d`, and an activation."""
 
+    def __init__(self, *args: Any, activation: Activation = None, **kwargs: Any):
+        """Take the arguments of `equinox.nn.ConvTranspose2d`, and `activation`."""
+        super().__init__(*args, activation=activation, **kwargs)
+
 
 class ConvTranspose3d(ConvTranspose, eqx.nn.ConvTranspose3d):
     """`equinox.nn.ConvTranspose3d`, and an activation."""
+
+    def __init__(self, *args: Any, activation: Activation = None, **kwargs: Any):
+        """Take the arguments of `equinox.nn.ConvTranspose3d`, and `activation`."""
+        super().__init__(*args, activation=activation, **kwargs)
 
 
 def _split(module: Conv | ConvTranspose, activation: Activation) -> tuple[Any, Any]:

@@ -42,7 +42,8 @@ X = integers((2, 5, 6, 4))
 
 
 def side(module: nn.Module, x: Any = X) -> Side:
-    return Side(module.init(jax.random.key(KEY), x), module.apply)
+    apply: Any = module.apply
+    return Side(module.init(jax.random.key(KEY), x), apply)
 
 
 def conv(make: Any = linen.Conv, **kwargs: Any):
@@ -67,7 +68,6 @@ def test_conv(case):
 def test_conv_transpose(case):
     case = FlaxCase(case)
     ours, stock = transposed(**case.ours), conv(make=nn.ConvTranspose, **case.stock)
-    # Bias and result may have two dtypes.
     with jax.numpy_dtype_promotion("standard"):
         assert_same(side(ours, case.x), side(stock, case.x), case.x, case.activation, case.convert)
 

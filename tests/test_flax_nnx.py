@@ -63,7 +63,6 @@ def test_conv(case):
 def test_conv_transpose(case):
     case = FlaxCase(case)
     ours, stock = transposed(**case.ours), conv(make=nnx.ConvTranspose, **case.stock)
-    # Bias and result may have two dtypes.
     with jax.numpy_dtype_promotion("standard"):
         assert_same(side(ours), side(stock), case.x, case.activation, case.convert)
 
@@ -244,7 +243,7 @@ class TestTransformations:
         layers = nnx.vmap(lambda rngs: layer(rngs=rngs))(nnx.Rngs(0).split(3))
         run = nnx.scan(lambda x, m: m(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
         one = layer(rngs=nnx.Rngs(0))
-        np.testing.assert_array_equal(run(jnp.asarray(X), layers), one(one(one(X))))
+        np.testing.assert_array_equal(run(jnp.asarray(X), layers), one(one(one(jnp.asarray(X)))))
 
     def test_gradients_of_the_module(self):
         grads = nnx.grad(lambda m: jnp.sum(m(X)))(self.MODULE())

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from haiku.experimental import layer_stack
 
 import modules
 from jaxcudnn import _load, _modules, haiku
@@ -130,9 +131,8 @@ def test_every_class_is_tried():
     assert set(CLASSES) == stock
 
 
-@pytest.mark.parametrize("name", ["Conv2D", "Conv2DTranspose", "SeparableDepthwiseConv2D"])
-def test_initial_values(name):
-    ours, stock = (side(name, package, w_init=None) for package in (haiku, hk))
+def test_initial_values():
+    ours, stock = (side("Conv2D", package, w_init=None) for package in (haiku, hk))
     assert_equal(ours.params, stock.params)
 
 
@@ -233,7 +233,7 @@ class TestTransformations:
             layer = lambda x: haiku.Conv2D(  # noqa: E731
                 4, 3, activation="relu", w_init=initial, b_init=initial
             )(x)
-            return hk.experimental.layer_stack(3)(hk.remat(layer))(x)
+            return layer_stack(3)(hk.remat(layer))(x)
 
         stack = hk.without_apply_rng(hk.transform(model))
         params = stack.init(jax.random.key(KEY), X)
