@@ -41,13 +41,12 @@ def module(name: str = "Conv2d", package: Any = equinox, **arguments: Any) -> An
         arguments = {"num_spatial_dims": 2, **arguments}
     arguments = {"in_channels": 4, "out_channels": 6, "kernel_size": 3, **arguments}
     shaped = eqx.filter_eval_shape(getattr(package, name), **arguments, key=jax.random.key(0))
-    return jax.tree.map(
-        lambda a: jnp.asarray(integers(a.shape, a.dtype)) if _is_shaped(a) else a, shaped
-    )
+    return jax.tree.map(_filled, shaped)
 
 
-def _is_shaped(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
+def _filled(leaf: Any) -> Any:
+    is_array = isinstance(leaf, jax.ShapeDtypeStruct)
+    return jnp.asarray(integers(leaf.shape, leaf.dtype)) if is_array else leaf
 
 
 def stock(name: str, **arguments: Any) -> Any:

@@ -4,6 +4,7 @@
 import pickle
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from flax import nnx
 
 import modules
 from jaxcudnn import _load, flax
+from jaxcudnn.flax._filters import CONV_TRANSPOSE
 from modules import (
     CONV_GEOMETRIES,
     TRANSPOSE_GEOMETRIES,
@@ -298,6 +300,16 @@ class TestOnCuda:
             assert Program(ours.apply, ours.params, X).reorders is (filter_layout == "HWIO")
             program = Program(gradients(ours), ours.params, X)
             assert program.reorders is (filter_layout == "HWIO")
+
+
+def test_documented_code():
+    page = (Path(__file__).parents[1] / "docs" / "modules.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec("".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)), names)
+    assert names["conv"].kernel.shape == names["ours"]["kernel"].shape == (16, 3, 3, 3)
+    assert_equal(names["again"], names["stock"])
+    for word in (*modules.NAMES, *CONV_TRANSPOSE):
+        assert f"`{word}`" in page
 
 
 def test_jaxcudnn_imports_none_of_these_libraries():
