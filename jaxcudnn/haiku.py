@@ -40,7 +40,7 @@ class ConvND(hk.ConvND):
     def __init__(self, *args: Any, activation: Activation = None, **kwargs: Any):
         """Take the arguments of `haiku.ConvND`, or of the subclass, and `activation`."""
         super().__init__(*args, **kwargs)
-        self.activation = _check(self, activation)
+        self.activation: Activation = _check(self, activation)
 
     def __call__(self, inputs: jax.Array, *, precision: lax.Precision | None = None) -> jax.Array:
         """Compute what `haiku.ConvND` does, and the activation."""
@@ -67,7 +67,7 @@ class ConvNDTranspose(hk.ConvNDTranspose):
     def __init__(self, *args: Any, activation: Activation = None, **kwargs: Any):
         """Take the arguments of `haiku.ConvNDTranspose`, or of the subclass, and `activation`."""
         super().__init__(*args, **kwargs)
-        self.activation = _check(self, activation)
+        self.activation: Activation = _check(self, activation)
 
     def __call__(self, inputs: jax.Array, *, precision: lax.Precision | None = None) -> jax.Array:
         """Compute what `haiku.ConvNDTranspose` does, and the activation."""
@@ -98,7 +98,7 @@ class _Depthwise(hk.Module):
     def __init__(self, *args: Any, activation: Activation = None, **kwargs: Any):
         """Take the arguments of the class in `haiku`, and `activation`."""
         super().__init__(*args, **kwargs)
-        self.activation = _check(self, activation)
+        self.activation: Activation = _check(self, activation)
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Compute what the class in `haiku` does, and the activation."""
@@ -132,7 +132,8 @@ class SeparableDepthwiseConv2D(_Separable):
         """Take the arguments of `haiku.SeparableDepthwiseConv2D`, and `activation`."""
         stock = with_names(_Separable.__init__, DepthwiseConv2D=DepthwiseConv2D)
         stock(self, *args, **kwargs)
-        self.activation = self._conv2.activation = _check(self, activation)
+        self.activation: Activation = _check(self, activation)
+        self._conv2.activation = activation
 
 
 def _check(module: hk.Module, activation: Activation) -> Activation:

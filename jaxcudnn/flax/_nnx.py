@@ -48,9 +48,9 @@ class Conv(nnx.Conv):
         _filters.check_layout("flax.Conv", filter_layout, _filters.CONV)
         kwargs.setdefault("conv_general_dilated", conv_general_dilated)
         super().__init__(*args, **_reordering(nnx.Conv, filter_layout, kwargs))
-        self.kernel_shape = self.kernel.shape
-        self.activation = activation
-        self.filter_layout = filter_layout
+        self.kernel_shape: tuple[int, ...] = self.kernel.shape
+        self.activation: Activation = activation
+        self.filter_layout: str = filter_layout
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """Compute what `flax.nnx.Conv` does, and the activation."""
@@ -91,9 +91,9 @@ class ConvTranspose(nnx.ConvTranspose):
         _modules.check_activation("flax.ConvTranspose", activation)
         _filters.check_layout("flax.ConvTranspose", filter_layout, _filters.CONV_TRANSPOSE)
         super().__init__(*args, **_reordering(nnx.ConvTranspose, filter_layout, kwargs))
-        self.kernel_shape = self.kernel.shape
-        self.activation = activation
-        self.filter_layout = filter_layout
+        self.kernel_shape: tuple[int, ...] = self.kernel.shape
+        self.activation: Activation = activation
+        self.filter_layout: str = filter_layout
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Compute what `flax.nnx.ConvTranspose` does, and the activation."""
