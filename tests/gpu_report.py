@@ -54,7 +54,7 @@ def stale_modules(root: Path) -> list[str]:
     if spec is None or spec.origin is None:
         return []
     here, installed = (
-        {path.name: path.read_bytes() for path in folder.glob("*.py")}
+        {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.py")}
         for folder in (root / "jaxcudnn", Path(spec.origin).parent)
     )
     return sorted(name for name in {*here, *installed} if here.get(name) != installed.get(name))
