@@ -82,11 +82,6 @@ def compute(arrays: Mapping[Role, jax.Array], *, spec: ConvSpec, layout: Layout)
     return operation.primitive.bind(*operands, spec=spec, layout=layout)
 
 
-def vary_as(array: jax.Array, *operands: jax.Array) -> jax.Array:
-    """Make an array vary over the mesh axes over which a convolution of the operands would."""
-    return _cast_varying(array, frozenset().union(*map(_varying, operands)))
-
-
 def _varying(array: jax.Array) -> frozenset[str]:
     return jax.typeof(array).manual_axis_type.varying
 

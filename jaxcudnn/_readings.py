@@ -49,7 +49,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import _numbers, _primitives
+from . import _numbers
 from ._axes import fold, unfold
 from ._dtypes import Dtypes, PrecisionPair
 from ._options import Options, current
@@ -337,16 +337,12 @@ def compute_cropped(arrays: dict[Role, jax.Array], spec: ConvSpec, layout: Layou
     cropped = replace(spec, x_shape=shape, padding=pads)
     first = layout.to_array("x", (0, 0, *starts))
     last = layout.to_array("x", (*spec.x_shape[:2], *stops))
-    if "x" in arrays:
-        if shape != spec.x_shape:
-            arrays = arrays | {"x": lax.slice(arrays["x"], first, last)}
-        return _numbers.compute(arrays, spec=cropped, layout=layout)
-    inner = _numbers.compute(arrays, spec=cropped, layout=layout)
-    if shape == spec.x_shape:
-        return inner
     whole = layout.to_array("x", spec.x_shape)
-    widths = [(a, size - b, 0) for a, b, size in zip(first, last, whole, strict=True)]
-    return lax.pad(inner, jnp.zeros((), inner.dtype), widths)
+    ends = [(a, size - b) for a, b, size in zip(first, last, whole, strict=True)]
+    if "x" in arrays:
+        arrays = arrays | {"x": _shortened(arrays["x"], ends)}
+        return _numbers.compute(arrays, spec=cropped, layout=layout)
+    return _lengthened(_numbers.compute(arrays, spec=cropped, layout=layout), ends)
 
 
 def _crop(size: int, padding: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
@@ -399,17 +395,45 @@ def _by_phases(lhs: jax.Array, rhs: jax.Array, call: Call, dimension: int) -> ja
     shape = list(call.layout.to_array("y", call.out_shape))
     shape[axis] = longest
     zeros = _zeros(shape, lhs, rhs, call)
-    whole = [zeros if part is None else _lengthened(part, axis, longest) for part in parts]
+    whole = [
+        zeros
+        if part is None
+        else _lengthened(part, [(0, size - n) for size, n in zip(shape, part.shape, strict=True)])
+        for part in parts
+    ]
     shape[axis] = longest * phases
     interleaved = jnp.stack(whole, axis + 1).reshape(shape)
-    return lax.slice_in_dim(interleaved, 0, total, axis=axis)
+    ends = [(0, size - total if i == axis else 0) for i, size in enumerate(interleaved.shape)]
+    return _shortened(interleaved, ends)
 
 
 def _zeros(shape: Sequence[int], lhs: jax.Array, rhs: jax.Array, call: Call) -> jax.Array:
-    """Give a result of zeros, which varies over mesh axes as one that is computed would."""
-    return _primitives.vary_as(jnp.zeros(shape, call.result_dtype), lhs, rhs)
+    """Give a result of zeros, as a sum over nothing of both operands.
+
+    So it is weakly typed, varies over mesh axes and is differentiated as one that is computed is.
+    """
+    nothing = (lax.split(operand.reshape(-1), (0, operand.size))[0] for operand in (lhs, rhs))
+    return lax.broadcast(lax.dot(*nothing, preferred_element_type=call.result_dtype), shape)
 
 
-def _lengthened(part: jax.Array, axis: int, size: int) -> jax.Array:
-    widths = [(0, size - n if i == axis else 0, 0) for i, n in enumerate(part.shape)]
-    return lax.pad(part, jnp.zeros((), part.dtype), widths)
+def _shortened(array: jax.Array, ends: Sequence[tuple[int, int]]) -> jax.Array:
+    """Cut so many elements off the two ends of each axis.
+
+    This and the next are not `lax.slice` and `lax.pad`, whose transposes are not weakly typed.
+    """
+    for axis, (low, high) in enumerate(ends):
+        if low or high:
+            inner = array.shape[axis] - low - high
+            _, array, _ = lax.split(array, (low, inner, high), axis)
+    return array
+
+
+def _lengthened(array: jax.Array, ends: Sequence[tuple[int, int]]) -> jax.Array:
+    """Put so many zeros at the two ends of each axis."""
+    for axis, pair in enumerate(ends):
+        if any(pair):
+            low, high = (
+                lax.full_like(array, 0, shape=replaced(array.shape, axis, size)) for size in pair
+            )
+            array = lax.concatenate((low, array, high), axis)
+    return array
