@@ -26,7 +26,7 @@ LARGEST = 2**31 - 1
 """The largest size, stride, padding or dilation that cuDNN is given."""
 
 MOST_ELEMENTS = 2**31 - 1
-"""The most elements of x or y that one call of cuDNN is given."""
+"""The most elements of an array that one call of cuDNN is given."""
 
 MOST_SPATIAL = 3
 """The most spatial dimensions that cuDNN takes, and XLA on a GPU; both need one."""
@@ -101,7 +101,7 @@ def _lower(
         )  # fmt: skip
         if computed is not None:
             return computed
-    reason = reason or _without_dtype(op, spec)
+    reason = reason or _too_large(spec) or _without_dtype(op, spec)
     if not reason:
         attributes = _attributes(op, spec)
         workspace = _workspace(attributes)
@@ -117,27 +117,29 @@ def _lower(
 
 def refusal(op: str, spec: ConvSpec) -> str:
     """Say why cuDNN is not asked for a convolution; nothing if it is."""
-    return _unsuitable(spec) or _without_dtype(op, spec)
+    return _unsuitable(spec) or _too_large(spec) or _without_dtype(op, spec)
 
 
 def _unsuitable(spec: ConvSpec) -> str:
-    """Say why cuDNN may not be asked: it takes neither empty arrays nor numbers beyond 32 bits.
+    """Say why neither cuDNN may be asked nor for pieces of it.
 
-    It does not refuse the latter but loses their high bits, and divides by what is left. Symbolic
-    sizes, as `jax.export` has them, are not known when it would have to be asked.
+    Symbolic sizes, as `jax.export` has them, are not known when it would have to be asked.
     """
     sizes = (*spec.x_shape, *spec.w_shape)
     if not all(isinstance(size, int) for size in sizes):
         return "a size is symbolic"
-    padded = (size + sum(pads) for size, pads in zip(spec.x_shape[2:], spec.padding, strict=True))
-    numbers = (*sizes, *padded, *spec.strides, *spec.dilation)
     if not 1 <= spec.num_spatial <= MOST_SPATIAL:
         return f"cuDNN takes 1 to {MOST_SPATIAL} spatial dimensions, and it has {spec.num_spatial}"
-    if max(numbers) > LARGEST:
-        return f"cuDNN keeps numbers in 32 bits, and it has one of {max(numbers)}"
     if 0 in (*sizes, *spec.y_shape):
         return "an array is empty"
     return ""
+
+
+def _too_large(spec: ConvSpec) -> str:
+    """Say which number cuDNN would lose high bits of, and then divide by what is left."""
+    padded = (size + sum(pads) for size, pads in zip(spec.x_shape[2:], spec.padding, strict=True))
+    most = max(*spec.x_shape, *spec.w_shape, *padded, *spec.strides, *spec.dilation)
+    return f"cuDNN keeps numbers in 32 bits, and it has one of {most}" if most > LARGEST else ""
 
 
 def _without_dtype(op: str, spec: ConvSpec) -> str:
