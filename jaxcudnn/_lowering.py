@@ -28,9 +28,6 @@ LARGEST = 2**31 - 1
 MOST_ELEMENTS = 2**31 - 1
 """The most elements of an array that one call of cuDNN is given."""
 
-MOST_SPATIAL = 3
-"""The most spatial dimensions that cuDNN takes, and XLA on a GPU; both need one."""
-
 _ALIGNMENT = 256  # of every part of the workspace, as XLA aligns its own buffers
 
 
@@ -110,7 +107,7 @@ def _lower(
             return _call(a, b, attributes, workspace, spec=spec, layout=layout)
         reason = "cuDNN has no plan for it that the options allow"
     report(Step(spec, None, reason))
-    has_kernel = 1 <= spec.num_spatial <= MOST_SPATIAL and not is_integer(spec.dtype(result))
+    has_kernel = _taps.is_needless(spec.num_spatial, spec.dtype(result))
     convolve = lax.conv_general_dilated if has_kernel else _taps.convolve
     return reference(a, b, spec=spec, layout=layout, convolve=convolve)
 
@@ -128,8 +125,9 @@ def _unsuitable(spec: ConvSpec) -> str:
     sizes = (*spec.x_shape, *spec.w_shape)
     if not all(isinstance(size, int) for size in sizes):
         return "a size is symbolic"
-    if not 1 <= spec.num_spatial <= MOST_SPATIAL:
-        return f"cuDNN takes 1 to {MOST_SPATIAL} spatial dimensions, and it has {spec.num_spatial}"
+    if not 1 <= spec.num_spatial <= _taps.MOST_SPATIAL:
+        most = _taps.MOST_SPATIAL
+        return f"cuDNN takes 1 to {most} spatial dimensions, and it has {spec.num_spatial}"
     if 0 in (*sizes, *spec.y_shape):
         return "an array is empty"
     return ""
