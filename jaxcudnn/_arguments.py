@@ -248,10 +248,11 @@ def parse_sizes(caller: Caller, name: str, value: Any, num_spatial: int) -> Shap
         return parse_ints(caller, name, value, num_spatial, minimum=0)
     known = [0 if is_symbolic_dim(size) else size for size in value]
     numbers = parse_ints(caller, name, known, num_spatial, minimum=0)
-    return tuple(
+    sizes: Any = tuple(
         size if is_symbolic_dim(size) else number
         for size, number in zip(value, numbers, strict=True)
     )
+    return sizes
 
 
 @contextmanager

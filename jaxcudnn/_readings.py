@@ -50,7 +50,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from . import _numbers
-from ._axes import fold, unfold
+from ._axes import fold, lengthened, shortened, unfold
 from ._dtypes import Dtypes, PrecisionPair
 from ._options import Options, current
 from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent, replaced
@@ -340,9 +340,9 @@ def compute_cropped(arrays: dict[Role, jax.Array], spec: ConvSpec, layout: Layou
     whole = layout.to_array("x", spec.x_shape)
     ends = [(a, size - b) for a, b, size in zip(first, last, whole, strict=True)]
     if "x" in arrays:
-        arrays = arrays | {"x": _shortened(arrays["x"], ends)}
+        arrays = arrays | {"x": shortened(arrays["x"], ends)}
         return _numbers.compute(arrays, spec=cropped, layout=layout)
-    return _lengthened(_numbers.compute(arrays, spec=cropped, layout=layout), ends)
+    return lengthened(_numbers.compute(arrays, spec=cropped, layout=layout), ends)
 
 
 def _crop(size: int, padding: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
@@ -398,13 +398,13 @@ def _by_phases(lhs: jax.Array, rhs: jax.Array, call: Call, dimension: int) -> ja
     whole = [
         zeros
         if part is None
-        else _lengthened(part, [(0, size - n) for size, n in zip(shape, part.shape, strict=True)])
+        else lengthened(part, [(0, size - n) for size, n in zip(shape, part.shape, strict=True)])
         for part in parts
     ]
     shape[axis] = longest * phases
     interleaved = jnp.stack(whole, axis + 1).reshape(shape)
     ends = [(0, size - total if i == axis else 0) for i, size in enumerate(interleaved.shape)]
-    return _shortened(interleaved, ends)
+    return shortened(interleaved, ends)
 
 
 def _zeros(shape: Sequence[int], lhs: jax.Array, rhs: jax.Array, call: Call) -> jax.Array:
@@ -414,26 +414,3 @@ def _zeros(shape: Sequence[int], lhs: jax.Array, rhs: jax.Array, call: Call) -> 
     """
     nothing = (lax.split(operand.reshape(-1), (0, operand.size))[0] for operand in (lhs, rhs))
     return lax.broadcast(lax.dot(*nothing, preferred_element_type=call.result_dtype), shape)
-
-
-def _shortened(array: jax.Array, ends: Sequence[tuple[int, int]]) -> jax.Array:
-    """Cut so many elements off the two ends of each axis.
-
-    This and the next are not `lax.slice` and `lax.pad`, whose transposes are not weakly typed.
-    """
-    for axis, (low, high) in enumerate(ends):
-        if low or high:
-            inner = array.shape[axis] - low - high
-            _, array, _ = lax.split(array, (low, inner, high), axis)
-    return array
-
-
-def _lengthened(array: jax.Array, ends: Sequence[tuple[int, int]]) -> jax.Array:
-    """Put so many zeros at the two ends of each axis."""
-    for axis, pair in enumerate(ends):
-        if any(pair):
-            low, high = (
-                lax.full_like(array, 0, shape=replaced(array.shape, axis, size)) for size in pair
-            )
-            array = lax.concatenate((low, array, high), axis)
-    return array

@@ -357,7 +357,7 @@ def test_everything_exported_with_symbolic_images_and_sizes(kept: str):
         pytest.importorskip(
             "flatbuffers", reason="flatbuffers, which JAX serialises by, is missing"
         )
-    numbers = {"padding": 1, "stride": 2}
+    numbers: dict[str, Any] = {"padding": 1, "stride": 2}
 
     def run(functions):
         def conv(x, w):
@@ -420,7 +420,8 @@ def test_sizes_of_which_too_little_is_known_are_refused(name: str):
     dy, w = jax.ShapeDtypeStruct((2, 6, p), "float32"), jnp.ones((6, 4, 3))
 
     def gradient(dy, w):
-        return jaxcudnn.conv_dgrad(dy, w, (h,), padding=padding, stride=1 + padding)
+        sizes: Any = (h,)
+        return jaxcudnn.conv_dgrad(dy, w, sizes, padding=padding, stride=1 + padding)
 
     rule = r"^jaxcudnn.conv_dgrad: symbolic sizes must .* got shapes \(2, 4, h\) and \(6, 4, 3\) "
     with pytest.raises(ValueError, match=f"{rule}.*{re.escape(reason)}.*; give constraints"):

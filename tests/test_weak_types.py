@@ -42,7 +42,7 @@ VALUES = {"float": 1.0, "integer": 1, "complex": 1j}
 every_call = pytest.mark.parametrize("name", CALLS)
 
 
-def operands(name: str, value: Any, weak: tuple[bool, bool]) -> list[jax.Array]:
+def operands(name: str, value: Any, weak: tuple[bool, ...]) -> list[jax.Array]:
     arrays = [jnp.full(shape, value) for shape in CALLS[name][:2]]
     return [
         a if w else lax.convert_element_type(a, a.dtype) for a, w in zip(arrays, weak, strict=True)
