@@ -2,12 +2,14 @@
 """Reading what users write: every check of an argument, and the text of every error about one."""
 
 import operator
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 from jax import lax
+from jax.export import is_symbolic_dim
 
 from ._readings import Call
 from ._spec import ConvSpec, Layout, Pads, Role, Shape, extent
@@ -74,7 +76,7 @@ def complete_shapes(
     groups = parse_int(caller, caller.groups, groups)
     missing = "x" if "w" in shapes else "w"
     name = f"{getattr(caller, missing)}_spatial_shape"
-    sizes = parse_ints(caller, name, spatial_shape, len(shapes["y"]) - 2, minimum=0)
+    sizes = parse_sizes(caller, name, spatial_shape, len(shapes["y"]) - 2)
     n, k = shapes["y"][:2]
     if missing == "x":
         return (n, shapes["w"][1] * groups, *sizes), shapes["w"], groups
@@ -238,6 +240,33 @@ def parse_ints(
         )
     _check_size(caller, name, values)
     return values
+
+
+def parse_sizes(caller: Caller, name: str, value: Any, num_spatial: int) -> Shape:
+    """Read one size for each spatial dimension, any of which may be symbolic."""
+    if not isinstance(value, (tuple, list)) or not any(map(is_symbolic_dim, value)):
+        return parse_ints(caller, name, value, num_spatial, minimum=0)
+    known = [0 if is_symbolic_dim(size) else size for size in value]
+    numbers = parse_ints(caller, name, known, num_spatial, minimum=0)
+    sizes: Any = tuple(
+        size if is_symbolic_dim(size) else number
+        for size, number in zip(value, numbers, strict=True)
+    )
+    return sizes
+
+
+@contextmanager
+def decided(caller: Caller, *shapes: Shape) -> Iterator[None]:
+    """Refuse symbolic shapes of which JAX cannot say what a check or a formula has to know."""
+    try:
+        yield
+    except jax.errors.InconclusiveDimensionOperation as error:
+        reason, *_ = str(error).splitlines()
+        raise ValueError(
+            f"{caller}: symbolic sizes must be such that those of the result follow from them, got "
+            f"shapes {' and '.join(map(str, shapes))}, where {reason.rstrip('.')}; give "
+            f"constraints to jax.export.symbolic_shape, or write sizes as multiples of the stride"
+        ) from error
 
 
 def _check_size(caller: Caller, name: str, values: Shape) -> None:

@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.export import is_symbolic_dim
 from jax.typing import ArrayLike, DTypeLike
 
-from . import _arguments, _array_arguments, _epilogue, _options
+from . import _arguments, _array_arguments, _epilogue, _options, _taps
 from ._arguments import Caller
-from ._dtypes import resolve_precision
+from ._dtypes import accumulator, is_complex, resolve_precision
 from ._epilogue_arguments import Asked, parse_extras
 from ._options import Options, OptionsLike
 from ._readings import Call
-from ._spec import Layout, Pads, Role, Shape
+from ._spec import Layout, Pads, Role, Shape, extent
 
 _NOTHING = Asked()
 
@@ -48,6 +49,21 @@ class Operands(NamedTuple):
         return self.layout.to_logical("w", self.rhs.shape)
 
     @property
+    def is_explicitly_sharded(self) -> bool:
+        """Whether an operand is sharded over explicit mesh axes."""
+        return any(map(_array_arguments.is_explicitly_sharded, (self.lhs, self.rhs)))
+
+    @property
+    def has_known_filter(self) -> bool:
+        """Whether no size of the filter is symbolic."""
+        return not any(map(is_symbolic_dim, self.rhs_shape))
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether XLA has a convolution of these for GPUs."""
+        return _taps.is_needless(self.num_spatial, self.result_dtype)
+
+    @property
     def is_for_lax(self) -> bool:
         """Whether only `lax` takes these: sharded over explicit axes, or of symbolic sizes.
 
@@ -55,7 +71,7 @@ class Operands(NamedTuple):
         """
         sizes = (*self.lhs_shape[1:], *self.rhs_shape)
         symbolic = not all(isinstance(size, int) for size in sizes)
-        return symbolic or any(map(_array_arguments.is_explicitly_sharded, (self.lhs, self.rhs)))
+        return symbolic or self.is_explicitly_sharded
 
     def read(self, caller: Caller, name: str, value: Any, default: int | None = None) -> Shape:
         """Read strides or a dilation as `lax` takes them."""
@@ -213,18 +229,55 @@ def _by_lax(
     precision: lax.PrecisionLike,
     out_sharding: Any = None,
 ) -> jax.Array:
-    """Leave a call to `lax`, which also checks what is left to check."""
-    return lax.conv_general_dilated(
-        operands.lhs,
-        operands.rhs,
-        strides,
-        padding,
-        lhs_dilation,
-        rhs_dilation,
-        lax.ConvDimensionNumbers(*operands.layout),
-        feature_groups,
-        batch_groups,
-        precision,
-        operands.result_dtype,
-        out_sharding,
-    )
+    """Leave a call to `lax`, which also checks what is left to check.
+
+    On CUDA, those of symbolic sizes for which XLA has no kernel there are left to `_taps`.
+    """
+    numbers = lax.ConvDimensionNumbers(*operands.layout)
+
+    def by_lax(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(
+            lhs,
+            rhs,
+            strides,
+            padding,
+            lhs_dilation,
+            rhs_dilation,
+            numbers,
+            feature_groups,
+            batch_groups,
+            precision,
+            operands.result_dtype,
+            out_sharding,
+        )
+
+    def by_taps(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        dilation = rhs_dilation or (1,) * operands.num_spatial
+        extents = tuple(map(extent, operands.rhs_shape[2:], dilation))
+        pads = padding
+        if isinstance(pads, str):
+            pads = lax.padtype_to_pads(operands.lhs_shape[2:], extents, strides, pads)
+        given = "int8" if operands.dtype == "bool" else operands.dtype
+        wanted = "int32" if operands.result_dtype == "bool" else operands.result_dtype
+        sums = wanted if is_complex(wanted) else accumulator(given, given, wanted)
+        total = _taps.convolve(
+            lax.convert_element_type(lhs, sums),
+            lax.convert_element_type(rhs, sums),
+            strides,
+            pads,
+            lhs_dilation,
+            rhs_dilation,
+            dimension_numbers=numbers,
+            feature_group_count=feature_groups,
+            batch_group_count=batch_groups,
+            precision=precision,
+            preferred_element_type=sums,
+        )
+        is_truth = operands.result_dtype == "bool"
+        return total != 0 if is_truth else lax.convert_element_type(total, wanted)
+
+    arrays = operands.lhs, operands.rhs
+    if operands.has_kernel or not operands.has_known_filter or operands.is_explicitly_sharded:
+        return by_lax(*arrays)
+    jax.eval_shape(by_lax, *arrays)  # or `by_taps` would meet what `lax` refuses
+    return lax.platform_dependent(*arrays, cuda=by_taps, default=by_lax)

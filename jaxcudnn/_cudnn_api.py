@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.export import is_symbolic_dim
 from jax.typing import ArrayLike, DTypeLike
 
-from . import _arguments, _array_arguments, _calls, _cudnn_arguments, _numbers, _options
+from . import _arguments, _array_arguments, _calls, _cudnn_arguments, _numbers, _options, _reference
 from ._arguments import Caller
 from ._dtypes import Dtypes, accumulator, is_integer, resolve_precision
 from ._options import OptionsLike
@@ -134,7 +135,8 @@ def conv_dgrad(  # noqa: D417 (the rest is as for conv_fprop)
         loss: the gradient of the response, of shape (N, K, *out).
         filter: shape (K, C / groups, *window), of the dtype of `loss`.
         image_spatial_shape: the spatial sizes of the image, in the order of the filter's spatial
-            dimensions. A stride maps several to the same `out`, so `loss` does not determine them.
+            dimensions, symbolic ones among them. A stride maps several to the same `out`, so `loss`
+            does not determine them.
         groups: the number of groups, which neither array shows.
         dimension_numbers: the orders of image, filter and loss; None for channels first.
 
@@ -272,18 +274,23 @@ def _cudnn(
     sums = accumulator(dtype, dtype, "int32" if is_integer(dtype) else wanted)
     computed = wanted if scale is None else sums
     (result,) = {"x", "w", "y"} - set(arrays)
-    spec = _arguments.make_spec(
-        caller,
-        x_shape,
-        w_shape,
-        groups,
-        dtypes=Dtypes(dtype, dtype, dtype)._replace(**{result: computed}),
-        precision=resolve_precision(caller, precision),
-        options=_options.resolve(caller, options),
-        **_cudnn_arguments.parse_geometry(caller, num_spatial, sums=sums, **geometry),
-    )
-    if "y" in shapes:
-        _arguments.check_loss_shape(caller, spec, layout, shapes["y"])
+    geometry = _cudnn_arguments.parse_geometry(caller, num_spatial, sums=sums, **geometry)
+    with _arguments.decided(caller, x_shape, w_shape, *shapes.values()):
+        spec = _arguments.make_spec(
+            caller,
+            x_shape,
+            w_shape,
+            groups,
+            dtypes=Dtypes(dtype, dtype, dtype)._replace(**{result: computed}),
+            precision=resolve_precision(caller, precision),
+            options=_options.resolve(caller, options),
+            **geometry,
+        )
+        if "y" in shapes:
+            _arguments.check_loss_shape(caller, spec, layout, shapes["y"])
+        if any(map(is_symbolic_dim, (*spec.x_shape, *spec.w_shape))):
+            # Or else it is lowering that finds what the formula cannot know, and names no function.
+            _reference.check_shapes(result, spec, layout)
     _arguments.check_name(caller, name)
     with jax.named_scope(name) if name else nullcontext():
         computed = _numbers.compute(arrays, spec=spec, layout=layout)

@@ -89,6 +89,8 @@ def _bind(
     if epilogue == Epilogue():
         return _convolve(*arrays, op=op, spec=spec, layout=layout)
     operands = equally_varying(*arrays)
+    if _primitives.is_explicit(*operands):  # as a mapped array may be, or a tangent
+        return _unfused(*operands, op=op, spec=spec, layout=layout, epilogue=epilogue)
     return conv_bias_act_p.bind(*operands, op=op, spec=spec, layout=layout, epilogue=epilogue)
 
 
@@ -125,7 +127,6 @@ def _abstract_eval(
     epilogue: Epilogue,
 ) -> ShapedArray:
     first, second, result = ROLES[op]
-    _primitives.refuse_explicit(a, b, *addends)
 
     def expected(role: Role) -> tuple[tuple[int, ...], str]:
         return layout.to_array(role, spec.shape(role)), spec.dtype(role)
@@ -169,12 +170,12 @@ def _jvp(primals, tangents, *, op: str, spec: ConvSpec, layout: Layout, epilogue
 
 def _batch(arrays, axes, *, op: str, spec: ConvSpec, layout: Layout, epilogue: Epilogue):
     """Fold an axis of a, and of the residual, into images; otherwise map the two parts."""
-    _primitives.refuse_explicit(*map(jax.typeof, arrays))
     b = next(
         array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None
     )
     others = [axes[1], *axes[2 + epilogue.residual :]]
-    if b == 0 or axes[0] is None or any(axis is not None for axis in others):
+    is_foldable = axes[0] is not None and all(axis is None for axis in others)
+    if b == 0 or not is_foldable or _primitives.is_explicit(*arrays):
         unfused = partial(_unfused, op=op, spec=spec, layout=layout, epilogue=epilogue)
         return jax.vmap(unfused, tuple(axes))(*arrays), 0
     first, _, result = ROLES[op]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 
-from . import _epilogue, _lowering, _primitives, _readings, _reference
+from . import _epilogue, _lowering, _primitives, _readings, _reference, _taps
 from ._dtypes import resolve_precision
 from ._installation import LaxConvolution, in_force
 from ._readings import Call
@@ -137,7 +137,7 @@ def _refusal(call: Call) -> str:
         steps = each.lowered()
         if any(step.attributes is not None for step in steps):
             return ""
-        if not _lowering.has_kernel(each.spec, each.spec.dtype(result)):
+        if not _taps.is_needless(each.spec.num_spatial, each.spec.dtype(result)):
             return ""
         reasons += [step.reason for step in steps]
     return "; ".join(dict.fromkeys(reasons))

@@ -27,10 +27,7 @@ LARGEST = 2**31 - 1
 """The largest size, stride, padding or dilation that cuDNN is given."""
 
 MOST_ELEMENTS = 2**31 - 1
-"""The most elements of x or y that one call of cuDNN is given."""
-
-MOST_SPATIAL = 3
-"""The most spatial dimensions that cuDNN takes, and XLA on a GPU; both need one."""
+"""The most elements of an array that one call of cuDNN is given."""
 
 _NONE = Epilogue()
 
@@ -60,7 +57,7 @@ def lower_cuda(op: str, reference: Callable[..., jax.Array]) -> Callable[..., An
 
 
 def isolated(compute: Callable[..., jax.Array]) -> Callable[..., Any]:
-    """Give the lowering rule of a function whose calls of `lax` are XLA's, whatever is installed."""
+    """Give the lowering rule of a function, whose own calls of `lax` are XLA's."""
     rule = mlir.lower_fun(compute, multiple_results=False)
 
     def lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
@@ -183,7 +180,7 @@ def _lower(
         )  # fmt: skip
         if computed is not None:
             return computed
-    reason = reason or _without_dtype(op, spec)
+    reason = reason or _too_large(spec) or _without_dtype(op, spec)
     if not reason:
         for form in _forms(op, spec, layout):
             workspace = _workspace(form.attributes)
@@ -192,40 +189,37 @@ def _lower(
                 return _call(a, form.filter(b), workspace=workspace, form=form)
         reason = "cuDNN has no plan for it that the options allow"
     report(Step(spec, None, reason))
-    convolve = lax.conv_general_dilated
-    if not has_kernel(spec, spec.dtype(result)):
-        convolve = _taps.convolve
+    has_kernel = _taps.is_needless(spec.num_spatial, spec.dtype(result))
+    convolve = lax.conv_general_dilated if has_kernel else _taps.convolve
     return reference(a, b, spec=spec, layout=layout, convolve=convolve)
-
-
-def has_kernel(spec: ConvSpec, result_dtype: str) -> bool:
-    """Say whether XLA computes such a convolution on GPUs, rather than fail."""
-    return 1 <= spec.num_spatial <= MOST_SPATIAL and not is_integer(result_dtype)
 
 
 def refusal(op: str, spec: ConvSpec) -> str:
     """Say why cuDNN is not asked for a convolution; nothing if it is."""
-    return _unsuitable(spec) or _without_dtype(op, spec)
+    return _unsuitable(spec) or _too_large(spec) or _without_dtype(op, spec)
 
 
 def _unsuitable(spec: ConvSpec) -> str:
-    """Say why cuDNN may not be asked: it takes neither empty arrays nor numbers beyond 32 bits.
+    """Say why neither cuDNN may be asked nor for pieces of it.
 
-    It does not refuse the latter but loses their high bits, and divides by what is left. Symbolic
-    sizes, as `jax.export` has them, are not known when it would have to be asked.
+    Symbolic sizes, as `jax.export` has them, are not known when it would have to be asked.
     """
     sizes = (*spec.x_shape, *spec.w_shape)
     if not all(isinstance(size, int) for size in sizes):
         return "a size is symbolic"
-    padded = (size + sum(pads) for size, pads in zip(spec.x_shape[2:], spec.padding, strict=True))
-    numbers = (*sizes, *padded, *spec.strides, *spec.dilation)
-    if not 1 <= spec.num_spatial <= MOST_SPATIAL:
-        return f"cuDNN takes 1 to {MOST_SPATIAL} spatial dimensions, and it has {spec.num_spatial}"
-    if max(numbers) > LARGEST:
-        return f"cuDNN keeps numbers in 32 bits, and it has one of {max(numbers)}"
+    if not 1 <= spec.num_spatial <= _taps.MOST_SPATIAL:
+        most = _taps.MOST_SPATIAL
+        return f"cuDNN takes 1 to {most} spatial dimensions, and it has {spec.num_spatial}"
     if 0 in (*sizes, *spec.y_shape):
         return "an array is empty"
     return ""
+
+
+def _too_large(spec: ConvSpec) -> str:
+    """Say which number cuDNN would lose high bits of, and then divide by what is left."""
+    padded = (size + sum(pads) for size, pads in zip(spec.x_shape[2:], spec.padding, strict=True))
+    most = max(*spec.x_shape, *spec.w_shape, *padded, *spec.strides, *spec.dilation)
+    return f"cuDNN keeps numbers in 32 bits, and it has one of {most}" if most > LARGEST else ""
 
 
 def _without_dtype(op: str, spec: ConvSpec) -> str:

@@ -13,6 +13,7 @@ Truth values are counted as integers, and their sum is true unless it is 0.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,12 +46,17 @@ def _complex(
         return _primitives.compute({first: u, second: v}, spec=real_spec, layout=layout)
 
     a, b, c, d = (
-        lax.convert_element_type(component, part)
+        _converted(component, part)
         for operand in (x, w)
         for component in (lax.real(operand), lax.imag(operand))
     )
     k1, k2, k3 = convolve(a + b, c), convolve(a, d - c), convolve(b, c + d)
-    return lax.convert_element_type(lax.complex(k1 - k3, k1 + k2), dtype)
+    return _converted(lax.complex(k1 - k3, k1 + k2), dtype)
+
+
+def _converted(array: jax.Array, dtype: Any) -> jax.Array:
+    """Convert an array; one that has the dtype keeps its weak type, if it has one."""
+    return array if array.dtype == dtype else lax.convert_element_type(array, dtype)
 
 
 def _bool(

@@ -200,9 +200,19 @@ def from_environment() -> Options:
     """
     values: dict[str, Any] = {}
     for name in [each.name for each in fields(Options)]:
-        text = os.environ.get(_PREFIX + name.upper())
-        if text:
-            values[name] = _read(name, text)
+        variable = _PREFIX + name.upper()
+        text = os.environ.get(variable)
+        if not text:
+            continue
+        values[name] = _read(name, text)
+        try:
+            Options(**{name: values[name]})
+        except (TypeError, ValueError) as error:
+            _, _, rule = str(error).partition(": ")
+            raise ValueError(
+                f"jaxcudnn: the environment variable {variable} is an option, and {rule}; write "
+                f"another value or unset it for the default"
+            ) from error
     return Options(**values)
 
 

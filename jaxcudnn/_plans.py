@@ -26,6 +26,10 @@ _MEASURED = tuple(name for name in ALGORITHMS if name != "heuristic")
 _SECONDS_BETWEEN_SAVES = 0.5
 _one_at_a_time = threading.Lock()  # filling memory for one would disturb the timing of another
 
+_saving = threading.Lock()
+_unsaved: list[store.Choice] = []
+"""What the extension no longer has and the store not yet: `store.put` may raise, if warnings do."""
+
 
 def workspace(attributes: Attributes, device: int) -> int | None:
     """Give the bytes of scratch memory that a program has to reserve, or None without a plan.
@@ -109,24 +113,26 @@ def measure(attributes: Attributes, device: int) -> Any:
 
 
 def save() -> None:
-    """Put into the store what was measured since the last time."""
-    records = _load.native().take_choices()
-    if not records:
-        return
-    cudnn = _version()
-    store.put(
-        store.Choice(
-            key=record.key,
-            gpu=record.gpu,
-            cudnn=cudnn,
-            plan=record.plan,
-            microseconds=record.microseconds,
-            workspace=record.workspace,
-            tried=record.tried,
-            milliseconds=record.milliseconds,
+    """Put into the store what was measured since the last time, or could not be put there then."""
+    with _saving:
+        records = _load.native().take_choices()
+        cudnn = _version() if records else ""
+        _unsaved.extend(
+            store.Choice(
+                key=record.key,
+                gpu=record.gpu,
+                cudnn=cudnn,
+                plan=record.plan,
+                microseconds=record.microseconds,
+                workspace=record.workspace,
+                tried=record.tried,
+                milliseconds=record.milliseconds,
+            )
+            for record in records
         )
-        for record in records
-    )
+        if _unsaved:
+            store.put(_unsaved)
+            _unsaved.clear()
 
 
 def forget() -> None:

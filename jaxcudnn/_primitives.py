@@ -79,6 +79,8 @@ def compute(arrays: Mapping[Role, jax.Array], *, spec: ConvSpec, layout: Layout)
     (result,) = {"x", "w", "y"} - set(arrays)
     operation = _COMPUTING[result]
     operands = equally_varying(*(arrays[role] for role in operation.operands))
+    if is_explicit(*operands):
+        return operation.reference(*operands, spec=spec, layout=layout)
     return operation.primitive.bind(*operands, spec=spec, layout=layout)
 
 
@@ -89,7 +91,6 @@ def _abstract_eval(
         expected = layout.to_array(role, spec.shape(role))
         dtype = spec.dtype(role)
         assert aval.shape == expected and aval.dtype == dtype, (aval, role, expected, spec)
-    refuse_explicit(a, b)
     assert a.manual_axis_type.varying == b.manual_axis_type.varying, (a, b)
     # An update, and not a new aval, keeps the mesh axes over which the operands vary.
     return a.update(
@@ -99,13 +100,12 @@ def _abstract_eval(
     )
 
 
-def refuse_explicit(*types: ShapedArray) -> None:
-    """Refuse operands whose types name mesh axes over which they are sharded."""
-    if any(axes for aval in types for axes in aval.sharding.spec.partitions):
-        raise NotImplementedError(
-            f"jaxcudnn: the operands of a convolution must not be sharded over explicit mesh axes, "
-            f"got {' and '.join(map(str, types))}; call it inside jax.shard_map"
-        )
+def is_explicit(*arrays: jax.Array) -> bool:
+    """Say whether an array is sharded over explicit mesh axes, as a mapped one or a cotangent may.
+
+    Then `lax` has rules for the type of the result.
+    """
+    return any(axes for array in arrays for axes in jax.typeof(array).sharding.spec.partitions)
 
 
 def _jvp(primals, tangents, *, result: Role, spec: ConvSpec, layout: Layout):
@@ -168,11 +168,13 @@ def _batch(
     spec: ConvSpec,
     layout: Layout,
 ) -> tuple[jax.Array, int]:
+    if is_explicit(*arrays):
+        formula = partial(_COMPUTING[result].reference, spec=spec, layout=layout)
+        return jax.vmap(formula, mapped_axes)(*arrays), 0
     operands = dict(zip(_COMPUTING[result].operands, arrays, strict=True))
     mapped = {
         role: axis for role, axis in zip(operands, mapped_axes, strict=True) if axis is not None
     }
-    refuse_explicit(*map(jax.typeof, arrays))
     b = next(operands[role].shape[axis] for role, axis in mapped.items())
     if b == 0:  # no number of groups is 0 times another
         empty = jnp.zeros((0, *layout.to_array(result, spec.shape(result))), spec.dtype(result))

@@ -51,11 +51,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from . import _numbers
-from ._axes import fold, unfold
+from ._axes import fold, lengthened, shortened, unfold
 from ._dtypes import Dtypes, PrecisionPair
 from ._options import Options, current
 from ._spec import ROLES, ConvSpec, Layout, Pads, Role, Shape, extent, replaced
-from ._varying import vary_as
 
 LARGE_WINDOW = 32 * 32
 """Positions of x; a reading whose window spans more is the last choice, whatever others copy."""
@@ -373,16 +372,12 @@ def compute_cropped(arrays: dict[Role, jax.Array], spec: ConvSpec, layout: Layou
     cropped = replace(spec, x_shape=shape, padding=pads)
     first = layout.to_array("x", (0, 0, *starts))
     last = layout.to_array("x", (*spec.x_shape[:2], *stops))
-    if "x" in arrays:
-        if shape != spec.x_shape:
-            arrays = arrays | {"x": lax.slice(arrays["x"], first, last)}
-        return _numbers.compute(arrays, spec=cropped, layout=layout)
-    inner = _numbers.compute(arrays, spec=cropped, layout=layout)
-    if shape == spec.x_shape:
-        return inner
     whole = layout.to_array("x", spec.x_shape)
-    widths = [(a, size - b, 0) for a, b, size in zip(first, last, whole, strict=True)]
-    return lax.pad(inner, jnp.zeros((), inner.dtype), widths)
+    ends = [(a, size - b) for a, b, size in zip(first, last, whole, strict=True)]
+    if "x" in arrays:
+        arrays = arrays | {"x": shortened(arrays["x"], ends)}
+        return _numbers.compute(arrays, spec=cropped, layout=layout)
+    return lengthened(_numbers.compute(arrays, spec=cropped, layout=layout), ends)
 
 
 def _crop(size: int, padding: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
@@ -436,17 +431,22 @@ def _by_phases(lhs: jax.Array, rhs: jax.Array, call: Call) -> jax.Array:
     shape = list(call.layout.to_array("y", call.out_shape))
     shape[axis] = longest
     zeros = _zeros(shape, lhs, rhs, call)
-    whole = [zeros if part is None else _lengthened(part, axis, longest) for part in parts]
+    whole = [
+        zeros
+        if part is None
+        else lengthened(part, [(0, size - n) for size, n in zip(shape, part.shape, strict=True)])
+        for part in parts
+    ]
     shape[axis] = longest * phases
     interleaved = jnp.stack(whole, axis + 1).reshape(shape)
-    return lax.slice_in_dim(interleaved, 0, total, axis=axis)
+    ends = [(0, size - total if i == axis else 0) for i, size in enumerate(interleaved.shape)]
+    return shortened(interleaved, ends)
 
 
 def _zeros(shape: Sequence[int], lhs: jax.Array, rhs: jax.Array, call: Call) -> jax.Array:
-    """Give a result of zeros, which varies over mesh axes as one that is computed would."""
-    return vary_as(jnp.zeros(shape, call.result_dtype), lhs, rhs)
+    """Give a result of zeros, as a sum over nothing of both operands.
 
-
-def _lengthened(part: jax.Array, axis: int, size: int) -> jax.Array:
-    widths = [(0, size - n if i == axis else 0, 0) for i, n in enumerate(part.shape)]
-    return lax.pad(part, jnp.zeros((), part.dtype), widths)
+    So it is weakly typed, varies over mesh axes and is differentiated as one that is computed is.
+    """
+    nothing = (lax.split(operand.reshape(-1), (0, operand.size))[0] for operand in (lhs, rhs))
+    return lax.broadcast(lax.dot(*nothing, preferred_element_type=call.result_dtype), shape)

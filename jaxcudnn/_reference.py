@@ -39,14 +39,17 @@ and then sums over devices what must not be summed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.export import is_symbolic_dim
 
 from ._axes import fold, unfold
-from ._dtypes import PrecisionPair, accumulator, is_integer, multiplied_in
-from ._spec import ConvSpec, Layout
+from ._dtypes import Dtypes, PrecisionPair, accumulator, is_integer, multiplied_in
+from ._spec import ROLES, ConvSpec, Layout, Role
 
 Convolve = Callable[..., jax.Array]
 
@@ -154,6 +157,20 @@ def wgrad(
     return _oriented(dw, spec, layout)
 
 
+def check_shapes(result: Role, spec: ConvSpec, layout: Layout) -> None:
+    """Check that a formula can do with what is known of symbolic sizes.
+
+    Raises:
+        InconclusiveDimensionOperation: of `jax.errors`, if it cannot.
+    """
+    op = next(op for op, roles in ROLES.items() if roles[-1] == result)
+    formula = {"fprop": fprop, "dgrad": dgrad, "wgrad": wgrad}[op]
+    shapes = (layout.to_array(role, spec.shape(role)) for role in ROLES[op][:2])
+    operands = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+    real = replace(spec, dtypes=Dtypes("float32", "float32", "float32"))
+    jax.eval_shape(partial(formula, spec=real, layout=layout), *operands)
+
+
 def _trimmed(array: jax.Array, ends: Sequence[tuple[int, int]]) -> jax.Array:
     """Cut so many elements off the two ends of each axis; off more than there are, all."""
     if not any(map(any, ends)):
@@ -191,6 +208,11 @@ def _convolve(
     # An empty sum is zero. XLA refuses some empty windows, and the formulas above presume P > 0.
     if 0 in (*lhs.shape, *rhs.shape, *shape):
         return jnp.zeros(shape, dtype)
+    pads = [number for pair in params["padding"] for number in pair]
+    if any(map(is_symbolic_dim, pads)):
+        raise jax.errors.InconclusiveDimensionOperation(
+            f"The padding {pads} of lax's convolution has to be known."
+        )
     given = lhs.dtype.name, rhs.dtype.name, dtype
     y = convolve(
         *(lax.convert_element_type(operand, multiplied_in(*given)) for operand in (lhs, rhs)),

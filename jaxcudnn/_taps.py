@@ -18,8 +18,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.export import is_symbolic_dim
 
+from ._dtypes import is_integer
 from ._spec import extent
+
+MOST_SPATIAL = 3
+"""The most spatial dimensions that XLA convolves over on a GPU, and cuDNN; both need one."""
+
+
+def is_needless(num_spatial: int, result: str) -> bool:
+    """Say whether XLA has a convolution for GPUs of so many dimensions and for such a result."""
+    return 1 <= num_spatial <= MOST_SPATIAL and not is_integer(result) and result != "bool"
 
 
 def convolve(
@@ -63,7 +73,8 @@ def convolve(
     # Groups first: those of channels, or those of images, of which the other is 1.
     images, group = x.shape[0] // batch_group_count, (batch_group_count, feature_group_count)
     window = w.shape[2:]
-    if math.prod(out) < math.prod(window):
+    # Symbolic sizes of an output are more than a window's, as far as is known.
+    if not any(map(is_symbolic_dim, out)) and math.prod(out) < math.prod(window):
         filters = w.reshape(*group, -1, math.prod(w.shape[1:]))
         starts = _multiples(out, window_strides)
 

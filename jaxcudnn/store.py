@@ -140,8 +140,8 @@ def put(choices: Iterable[Choice]) -> None:
     try:
         file.write(lambda connection: _insert(connection, _PUT, choices), None)
     except OSError as error:
+        _warn(file, "written", error)  # which may raise, and then the next call tries again
         file.writable = False
-        _warn(file, "written", error)
 
 
 def entries() -> list[Choice]:

@@ -4,10 +4,13 @@
 Here a missing cast or sum raises nothing: gradients come out wrong by what other devices hold.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -229,16 +232,90 @@ def test_explicit_sharding_is_refused():
         jaxcudnn.conv_fprop(x, w, padding=0)
 
 
-def test_explicit_sharding_of_a_mapped_axis_is_refused():
+# Arguments of calls that different primitives compute, of 4 x 2 images with 2 channels.
+READINGS = {
+    "forward": {"padding": "SAME"},
+    "cropped": {"padding": ((-1, 3), (-1, 2))},
+    "transposed": {"padding": ((3, 3), (-1, 2)), "lhs_dilation": (2, 1)},
+    "by phases": {
+        "padding": ((3, 3), (0, 2)), "window_strides": (2, 1), "lhs_dilation": (3, 1),
+        "rhs_dilation": (2, 1),
+    },
+}  # fmt: skip
+
+
+def of_mapped_axis(functions, **arguments):
+    conv = partial(functions.conv_general_dilated, **{"window_strides": (1, 1)} | arguments)
+    return jax.vmap(conv, (0, None))
+
+
+def explicitly_sharded(dtype: str = "float32") -> tuple[jax.Array, jax.Array]:
+    """Images mapped over the first axis, which devices divide, and a filter that all have."""
+    devices = mesh(AxisType.Explicit)
+    xs, w = integers(0, (4, 2, 2, 5, 5)).astype(dtype), integers(1, (3, 2, 3, 3)).astype(dtype)
+    shardings = NamedSharding(devices, P("devices")), NamedSharding(devices, P())
+    return jax.device_put(xs, shardings[0]), jax.device_put(w, shardings[1])
+
+
+def assert_same_types_and_values(ours, theirs) -> None:
+    assert jax.tree.map(jax.typeof, ours) == jax.tree.map(jax.typeof, theirs)
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "bool"])
+@pytest.mark.parametrize("name", READINGS)
+def test_vmap_over_an_explicitly_sharded_axis(name: str, dtype: str):
     """`vmap` comes past the check of the arguments."""
+    with jax.set_mesh(mesh(AxisType.Explicit)):
+        operands = explicitly_sharded(dtype)
+        ours, theirs = (
+            jax.jit(of_mapped_axis(functions, **READINGS[name]))(*operands)
+            for functions in (jaxcudnn, lax)
+        )
+        assert_same_types_and_values(ours, theirs)
+        assert jax.typeof(ours).sharding.spec[0] == "devices"
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_derivatives_of_a_vmap_over_an_explicitly_sharded_axis(name: str):
+    def run(functions):
+        conv = of_mapped_axis(functions, **READINGS[name])
+        gradient = jax.grad(lambda xs, w: jnp.sum(conv(xs, w) ** 2), (0, 1))
+        return lambda xs, w: (gradient(xs, w), jax.jvp(conv, (xs, w), (xs, w)))
+
+    with jax.set_mesh(mesh(AxisType.Explicit)):
+        operands = explicitly_sharded()
+        assert_same_types_and_values(*(jax.jit(run(f))(*operands) for f in (jaxcudnn, lax)))
+
+
+def test_an_explicitly_sharded_cotangent_or_tangent_of_replicated_operands():
+    devices = mesh(AxisType.Explicit)
+    divided = NamedSharding(devices, P("devices"))
+    x, w = (
+        jax.device_put(a, NamedSharding(devices, P()))
+        for a in (integers(0, (4, 2, 5, 5)), integers(1, (3, 2, 3, 3)))
+    )
+
+    def run(functions):
+        conv = partial(functions.conv_general_dilated, window_strides=(1, 1), padding="SAME")
+        loss = lambda x, w: jnp.sum(jax.sharding.reshard(conv(x, w), divided) ** 2)  # noqa: E731
+        tangent = jax.jvp(lambda x: conv(x, w), (x,), (jax.device_put(x, divided),))
+        return tangent, jax.grad(loss, (0, 1))(x, w)
+
+    with jax.set_mesh(devices):
+        assert_same_types_and_values(run(jaxcudnn), run(lax))
+
+
+def test_what_lax_cannot_map_is_refused_as_by_lax():
+    """A filter for each device: the mapped axis becomes channels of the result."""
     devices = mesh(AxisType.Explicit)
     with jax.set_mesh(devices):
-        sharding = NamedSharding(devices, P("devices"))
-        xs = jax.device_put(jnp.ones((4, 1, 2, 5, 5)), sharding)
-        w = jnp.ones((3, 2, 3, 3))
-        conv = lambda x: jaxcudnn.conv_fprop(x, w, padding=0)  # noqa: E731
-        with pytest.raises(NotImplementedError, match=r"explicit mesh axes, .*jax\.shard_map"):
-            jax.vmap(conv)(xs)
+        x = jax.device_put(jnp.ones((2, 2, 5, 5)), NamedSharding(devices, P()))
+        ws = jax.device_put(jnp.ones((4, 3, 2, 3, 3)), NamedSharding(devices, P("devices")))
+        for functions in (jaxcudnn, lax):
+            conv = partial(functions.conv_general_dilated, window_strides=(1, 1), padding="SAME")
+            with pytest.raises(Exception, match="out_sharding"):
+                jax.vmap(conv, (None, 0))(x, ws)
 
 
 def test_replicated_operands_of_an_explicit_mesh_are_taken():

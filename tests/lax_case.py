@@ -3,6 +3,7 @@
 
 A product gives as many cases as it says, or with JAXCUDNN_FULL_MATRIX=1 all of them, up to a
 thousand; drawn ones are spread, so that every value of every parameter comes as often as others.
+tools/run_lax_matrix.py runs any number, or all of them.
 
 JAXCUDNN_MATRIX_OF=jax.lax puts lax's functions in the place of jaxcudnn's, to test the tests.
 """
@@ -12,7 +13,7 @@ import itertools
 import math
 import os
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -102,11 +103,13 @@ class Matrix:
     axes: tuple[Axis, ...]
     valid: Callable[[Values], bool] = lambda values: True
 
-    def draw(self) -> list[MatrixCase]:
-        wanted = LARGEST if FULL else self.cases
+    def draw(self, wanted: float) -> Iterator[MatrixCase]:
+        """At most so many cases, one by one, since all of them are too many to be kept."""
         everything = math.prod(map(len, self.axes)) <= wanted
-        drawn = map(_merged, itertools.product(*self.axes)) if everything else self._spread(wanted)
-        return [self._case(seed, values) for seed, values in enumerate(filter(self.valid, drawn))]
+        products = map(_merged, itertools.product(*self.axes))
+        drawn = products if everything else self._spread(int(wanted))
+        for seed, values in enumerate(filter(self.valid, drawn)):
+            yield self._case(seed, values)
 
     def _spread(self, wanted: int) -> Iterable[Values]:
         """Go through each axis again and again, in another order each time, independently."""
@@ -149,7 +152,12 @@ def _in_order(letters: str, logical: Sequence[str], sizes: Sequence[int]) -> tup
 
 def parametrize(matrices: Sequence[Matrix], *, keep: Callable[[MatrixCase], bool] | None = None):
     """Run a test for the cases of some matrices."""
-    drawn = [case for matrix in matrices for case in matrix.draw() if keep is None or keep(case)]
+    drawn = [
+        case
+        for matrix in matrices
+        for case in matrix.draw(LARGEST if FULL else matrix.cases)
+        if keep is None or keep(case)
+    ]
     return pytest.mark.parametrize("case", drawn, ids=lambda case: case.name)
 
 

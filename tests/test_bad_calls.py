@@ -48,6 +48,14 @@ def test_every_way_is_tried():
 
 
 @pytest.mark.parametrize("function", NUMBERS)
+def test_every_argument_is_broken(function: str):
+    broken = {call.argument for call in CALLS if call.function == function}
+    assert broken == {
+        name for name in inspect.signature(getattr(lax, function)).parameters if WAYS[name]
+    }
+
+
+@pytest.mark.parametrize("function", NUMBERS)
 def test_unknown_arguments_are_refused(function: str):
     arguments = draw_valid(0, function)
     for functions in (lax, jaxcudnn):

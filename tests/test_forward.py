@@ -111,16 +111,6 @@ def test_objects_that_become_arrays_are_operands():
     assert jaxcudnn.conv_fprop(x, Parameter(), padding=0).shape == (1, 3, 3, 3)  # pyright: ignore
 
 
-@pytest.mark.parametrize("weak", [(True, True), (True, False), (False, False)])
-def test_weak_types_are_those_of_lax(weak: tuple[bool, bool]):
-    def operand(shape: tuple[int, ...], weak: bool):
-        return jnp.full(shape, 1.0) if weak else jnp.ones(shape, jnp.float32)
-
-    x, w = operand((1, 1, 3), weak[0]), operand((1, 1, 2), weak[1])
-    ours = jaxcudnn.conv_general_dilated(x, w, (1,), "VALID")
-    assert ours.weak_type == lax.conv_general_dilated(x, w, (1,), "VALID").weak_type
-
-
 def test_a_window_of_size_0_gives_zeros():
     x, w = normal(0, (1, 2, 4), "float32"), jnp.ones((3, 2, 0))
     y, vjp = jax.vjp(lambda x, w: jaxcudnn.conv_fprop(x, w, padding=1), x, w)

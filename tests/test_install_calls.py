@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcudnn
 import lowered
 from aot import shaped
-from jaxcudnn import _install, _load, _lowering, _plans
+from jaxcudnn import _install, _load, _lowering, _plans, _taps
 from lowered import convolutions
 from processes import run_python
 
@@ -267,11 +267,11 @@ class TestExplain:
         assert (row.op, row.count) == ("fprop", 3)
 
     def test_what_cannot_be_taken(self, monkeypatch):
-        monkeypatch.setattr(_lowering, "MOST_SPATIAL", 1)
+        monkeypatch.setattr(_taps, "MOST_SPATIAL", 1)
         with jaxcudnn.installed():
             (row,) = jaxcudnn.explain(conv)(X, W)
         assert (row.op, row.route) == ("fprop", "lax")
-        monkeypatch.setattr(_lowering, "MOST_SPATIAL", 3)
+        monkeypatch.setattr(_taps, "MOST_SPATIAL", 3)
         monkeypatch.setattr(_lowering, "LARGEST", 8)
         with jaxcudnn.installed():
             (row,) = jaxcudnn.explain(conv)(X, W)

@@ -327,12 +327,10 @@ class TestOnAMachineWithAGpu:
         assert calls(conv, shaped((0, 9, 8, 6)), W) == []
         assert asked == []
 
-    @pytest.mark.parametrize("changes", [{}, {"stride": 2**31 - 1}], ids=str)
-    def test_nothing_is_planned_beyond_32_bits(self, asked, changes):
-        """cuDNN would lose the high bits."""
-        padding = 2**30 if changes else 0
-        x, w = shaped((1 if changes else 2**32, 1, 3, 3)), shaped((1, 1, 1, 1))
-        f = lambda x, w: jaxcudnn.conv_fprop(x, w, padding=padding, **changes)  # noqa: E731
+    def test_nothing_is_planned_beyond_32_bits(self, asked):
+        """cuDNN would lose the high bits of the padded size."""
+        x, w = shaped((1, 1, 3, 3)), shaped((1, 1, 1, 1))
+        f = lambda x, w: jaxcudnn.conv_fprop(x, w, padding=2**30, stride=2**31 - 1)  # noqa: E731
         assert calls(f, x, w) == []
         assert asked == []
 

@@ -343,9 +343,18 @@ class TestEnvironment:
         with pytest.raises(ValueError, match=f"^jaxcudnn: .* JAXCUDNN_{name} {match}"):
             _options.current()
 
-    def test_values_are_checked_as_ever(self, environment):
-        environment(JAXCUDNN_WORKSPACE_LIMIT="0")
-        with pytest.raises(ValueError, match="workspace_limit must be at least 1, got 0"):
+    @pytest.mark.parametrize(
+        "name, text, match",
+        [
+            ("WORKSPACE_LIMIT", "0", "workspace_limit must be at least 1, got 0;"),
+            ("ALGORITHM", "fastest", "algorithm must be one of .*, got 'fastest';"),
+            ("EXCLUDE_ENGINES", "eng5,5", "exclude_engines must hold engines' names, got '5';"),
+        ],
+    )
+    def test_values_are_checked_as_ever(self, environment, name, text, match):
+        environment(**{f"JAXCUDNN_{name}": text})
+        rule = f"^jaxcudnn: the environment variable JAXCUDNN_{name} is an option, and {match}"
+        with pytest.raises(ValueError, match=f"{rule}.* unset it for the default$"):
             _options.current()
 
     def test_is_read_once(self):

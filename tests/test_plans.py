@@ -216,19 +216,29 @@ class TestStore:
         extension.known = plan()
         assert _plans.known(MEASURE | {"algorithm": algorithm}, DEVICE) is extension.known
 
+    def measured(self, extension, kept: store.Choice):
+        """What the extension has of a choice."""
+        fields = ("key", "gpu", "plan", "microseconds", "workspace", "tried", "milliseconds")
+        return extension.Choice(**{name: getattr(kept, name) for name in fields})
+
+    def test_that_raises_is_given_it_the_next_time(self, extension, monkeypatch, tmp_path):
+        kept = [choice(op) for op in ("fprop", "wgrad")]
+        extension.fresh = [self.measured(extension, kept[0])]
+        with monkeypatch.context() as broken:
+            # A folder, of which a warning is given: an error in these tests.
+            broken.setenv("JAXCUDNN_STORE", str(tmp_path))
+            with pytest.raises(RuntimeWarning, match="cannot be written"):
+                _plans.save()
+        assert store.entries() == []
+        extension.fresh = [self.measured(extension, kept[1])]
+        _plans.save()
+        assert sorted(store.entries(), key=lambda entry: entry.key) == kept
+        monkeypatch.setattr(store, "put", lambda choices: pytest.fail("put again"))
+        _plans.save()
+
     def test_is_given_what_was_measured(self, extension):
         kept = choice()
-        extension.fresh = [
-            extension.Choice(
-                key=kept.key,
-                gpu=kept.gpu,
-                plan=kept.plan,
-                microseconds=kept.microseconds,
-                workspace=kept.workspace,
-                tried=kept.tried,
-                milliseconds=kept.milliseconds,
-            )
-        ]
+        extension.fresh = [self.measured(extension, kept)]
         _plans.save()
         assert store.entries() == [kept]
         assert extension.fresh == []

@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax import lax
+from jax import export, lax
 
 import jaxcudnn
 from aot import compile as compile_for_h200
 from aot import require_plugin, shaped
+from cases import integers
 from jaxcudnn import _taps
 from test_lowering import calls, lower
 from test_readings import draw_call
@@ -114,3 +115,56 @@ def test_a_product_over_which_xla_ended_the_process():
     operands = (shaped(shape, "bfloat16") for shape in shapes)
     program = compile_for_h200(lambda x, w, dy: jax.vjp(conv, x, w)[1](dy), *operands)
     assert program.count("convolution") == 0
+
+
+# Shapes of lhs and rhs where spatial sizes are symbolic, the dtype of both, and arguments.
+SYMBOLIC: dict[str, tuple[str, tuple[int, ...], str, dict[str, Any]]] = {
+    "integers": ("n, 4, h", (6, 4, 3), "int8", {"preferred_element_type": "int32"}),
+    "truth values": ("n, 4, h", (6, 2, 3), "bool", {"feature_group_count": 2}),
+    "four spatial dimensions": (
+        "n, 2, h, 3, 3, 3", (4, 2, 1, 2, 1, 3), "bfloat16", {"padding": "SAME"}
+    ),
+    "complex numbers": (
+        "2*n, 2, h, 3, 3, 3", (4, 2, 1, 2, 1, 3), "complex64", {"batch_group_count": 2}
+    ),
+}  # fmt: skip
+
+
+def exported(name: str, platform: str):
+    x_shape, w_shape, dtype, arguments = SYMBOLIC[name]
+    rank = len(w_shape) - 2
+    conv = partial(
+        jaxcudnn.conv_general_dilated,
+        **{"window_strides": (1,) * rank, "padding": ((1, 1),) * rank} | arguments,
+    )
+    shapes = export.symbolic_shape(x_shape), w_shape
+    operands = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    return export.export(jax.jit(lambda x, w: conv(x, w)), platforms=(platform,))(*operands)
+
+
+def draw_operands(name: str, n: int, h: int) -> list[jax.Array]:
+    x_shape, w_shape, dtype, _ = SYMBOLIC[name]
+    sizes = {"n": n, "2*n": 2 * n, "h": h}
+    shape = [sizes.get(size) or int(size) for size in x_shape.split(", ")]
+    return [integers(i, each).astype(dtype) for i, each in enumerate((shape, w_shape))]
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_symbolic_sizes(monkeypatch, name: str):
+    by_lax = exported(name, "cpu")
+    monkeypatch.setattr(lax, "platform_dependent", lambda *arrays, cuda, default: cuda(*arrays))
+    by_taps = exported(name, "cpu")
+    assert "dot_general" in by_taps.mlir_module() and "dot_general" not in by_lax.mlir_module()
+    for n, h in ((2, 3), (3, 5)):
+        operands = draw_operands(name, n, h)
+        computed, expected = by_taps.call(*operands), by_lax.call(*operands)
+        np.testing.assert_array_equal(computed, expected)
+        assert computed.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_symbolic_sizes_compile_for_a_gpu(name: str):
+    require_plugin()
+    operands = [shaped(a.shape, a.dtype) for a in draw_operands(name, 2, 5)]
+    program = compile_for_h200(exported(name, "cuda").call, *operands)
+    assert program.count("convolution") == 0 and "__cudnn$conv" not in program.text

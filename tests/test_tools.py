@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tools beside the package: tree hash, GPU report and its check, README commands, stubs."""
+"""The tools beside the package: tree hash, GPU report and its check, JAX's tests, stubs."""
 
 import ctypes
 import importlib.util
@@ -19,6 +19,8 @@ import gpu_report
 import junit_counts
 import make_libcuda_stub
 import readme_command
+import run_lax_matrix
+from lax_matrix import GRADIENTS, VALUES, VMAP
 from tree_hash import tree_files, tree_sha256
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -306,6 +308,42 @@ def test_stub_is_generated():
 def test_stub_difference():
     assert check_stub.difference("a\n", "a\n") == ""
     assert "+b\n" in check_stub.difference("a\n", "a\nb\n")
+
+
+# JAX's own tests of convolutions, as many as are wanted
+
+
+def test_every_product_of_the_matrix_is_run():
+    def ran(most: float) -> list[tuple[str, str]]:
+        drawn = run_lax_matrix.runs(most)
+        return [(test.__name__, case.name.rpartition("-")[0]) for test, case in drawn]
+
+    products = [("test_values", VALUES), ("test_derivatives", GRADIENTS), ("test_vmap", VMAP)]
+    expected = {(test, matrix.name) for test, matrices in products for matrix in matrices}
+    few, often = ran(2), ran(30)
+    assert expected <= set(few) and few.count(("test_values", "conv")) == 2
+    assert often.count(("test_values", "conv")) == 30
+    assert often.count(("test_values", "conv_preferred_float8")) == 12  # all that there are
+    assert ("test_derivatives_against_differences", "conv_with_general_padding") in often
+
+
+def test_the_run_of_the_matrix_counts_and_names_what_fails(monkeypatch):
+    def test_one(case) -> None:
+        assert case.name != "conv-1", "other numbers\nand more"
+
+    (conv, *_) = VALUES
+    runs = [(test_one, case) for case in conv.draw(3)]
+    monkeypatch.setattr(run_lax_matrix, "runs", lambda most: iter(runs))
+    monkeypatch.setattr(run_lax_matrix, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(run_lax_matrix, "CASES_BETWEEN_CLEARINGS", 2)
+    lines, cleared = [], []
+    counts = run_lax_matrix.run(3, say=lines.append, clear=lambda: cleared.append(len(lines)))
+    assert counts == (2, 1)
+    first, failed, *_, last = lines
+    assert first.startswith("1 of 3: 1 passed, 0 failed, ")
+    assert failed.startswith("FAILED test_one[conv-1] AssertionError: other numbers")
+    assert last.startswith("3 of 3: 2 passed, 1 failed, ")
+    assert cleared == [2]
 
 
 # Versions that are written twice

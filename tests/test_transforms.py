@@ -5,6 +5,7 @@ Operands are small integers and everything is a polynomial in them, so that valu
 with ==. What test_batching.py and test_gradients.py show of `vmap` and derivatives is not repeated.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -347,3 +348,81 @@ def test_convolution_exported_with_symbolic_sizes(stride: int, padding: Any):
     for shape in ((2, 4, 6, 8), (1, 4, 9, 8)):
         image = integers(0, shape)
         assert_same(exported.call(image, w), conv(image, w))
+
+
+@pytest.mark.parametrize("kept", ["in memory", "as bytes"])
+def test_everything_exported_with_symbolic_images_and_sizes(kept: str):
+    """A call, its gradients, and both gradients by cuDNN's names, in one program."""
+    if kept == "as bytes":
+        pytest.importorskip(
+            "flatbuffers", reason="flatbuffers, which JAX serialises by, is missing"
+        )
+    numbers: dict[str, Any] = {"padding": 1, "stride": 2}
+
+    def run(functions):
+        def conv(x, w):
+            return functions.conv_general_dilated(x, w, (2, 2), ((1, 1), (1, 1)))
+
+        def program(x, w, dy):
+            if functions is lax:
+                by_name = jax.vjp(conv, x, w)[1](dy)
+            else:
+                by_name = (
+                    jaxcudnn.conv_dgrad(dy, w, x.shape[2:], **numbers),
+                    jaxcudnn.conv_wgrad(x, dy, w.shape[2:], **numbers),
+                )
+            return conv(x, w), jax.grad(squares(conv), (0, 1))(x, w), by_name
+
+        return jax.jit(program)
+
+    scope = export.SymbolicScope()
+    symbolic = ("n, 4, 2*h, 2*w", "6, 4, 3, 3", "n, 6, h, w")
+    arguments = (
+        jax.ShapeDtypeStruct(export.symbolic_shape(shape, scope=scope), "float32")
+        for shape in symbolic
+    )
+    program = export.export(run(jaxcudnn), platforms=("cpu",))(*arguments)
+    if kept == "as bytes":
+        program = export.deserialize(program.serialize())
+    for n, h, w in ((2, 3, 4), (3, 5, 2)):
+        shapes = (n, 4, 2 * h, 2 * w), (6, 4, 3, 3), (n, 6, h, w)
+        operands = [integers(i, shape) for i, shape in enumerate(shapes)]
+        jax.tree.map(assert_same, program.call(*operands), run(lax)(*operands))
+
+
+def test_a_symbolic_filter():
+    """That covers the whole image."""
+
+    def program(x, dy):
+        return jaxcudnn.conv_wgrad(x, dy, x.shape[2:], padding=0)
+
+    scope = export.SymbolicScope()
+    arguments = (
+        jax.ShapeDtypeStruct(export.symbolic_shape(shape, scope=scope), "float32")
+        for shape in ("n, 4, h, w", "n, 6, 1, 1")
+    )
+    exported = export.export(jax.jit(program))(*arguments)
+    for shape in ((2, 4, 3, 5), (1, 4, 2, 2)):
+        x, dy = integers(0, shape), integers(1, (shape[0], 6, 1, 1))
+        assert_same(exported.call(x, dy), program(x, dy))
+
+
+UNDECIDED = {
+    "whether anything is left": (0, "h", "h", "'h - 2' > '0'"),
+    "what is left over": (1, "h", "floordiv(h - 1, 2) + 1", "- 2*floordiv(h - 1, 2) + h"),
+}
+
+
+@pytest.mark.parametrize("name", UNDECIDED)
+def test_sizes_of_which_too_little_is_known_are_refused(name: str):
+    padding, size, out, reason = UNDECIDED[name]
+    h, p = export.symbolic_shape(f"{size}, {out}")
+    dy, w = jax.ShapeDtypeStruct((2, 6, p), "float32"), jnp.ones((6, 4, 3))
+
+    def gradient(dy, w):
+        sizes: Any = (h,)
+        return jaxcudnn.conv_dgrad(dy, w, sizes, padding=padding, stride=1 + padding)
+
+    rule = r"^jaxcudnn.conv_dgrad: symbolic sizes must .* got shapes \(2, 4, h\) and \(6, 4, 3\) "
+    with pytest.raises(ValueError, match=f"{rule}.*{re.escape(reason)}.*; give constraints"):
+        jax.eval_shape(gradient, dy, w)
