@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcudnn._dtypes import Dtypes
-from jaxcudnn._spec import ConvSpec
+from jaxcudnn._spec import ConvSpec, Layout
 
 PASSES = {"fprop": ("x", "w"), "dgrad": ("y", "w"), "wgrad": ("x", "y")}
 """The operations, with the arrays that each is given; it computes the third of x, w and y."""
@@ -54,6 +54,13 @@ class Conv:
             dtypes=Dtypes(dtype, dtype, dtype),
             precision=(lax.Precision.DEFAULT, lax.Precision.DEFAULT),
         )
+
+    @property
+    def layout(self) -> Layout:
+        """Give what else jaxcudnn's primitives are bound with."""
+        rank = len(self.spatial)
+        channels_last = (0, rank + 1, *range(1, rank + 1))
+        return Layout(channels_last, channels_last, channels_last)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Give the shapes of the arrays x, w and y in memory order."""

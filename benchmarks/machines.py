@@ -70,6 +70,10 @@ class Gpu:
         device = self.device.local_hardware_id
         return _plans.known(attributes, device) or _plans.measure(attributes, device).plan
 
+    def candidates(self, attributes: dict[str, Any]) -> Sequence[Any]:
+        """Build the plans that would be measured."""
+        return _plans.candidates(attributes, self.device.local_hardware_id)
+
     def tune(self, attributes: dict[str, Any]) -> Any:
         """Measure plans, whatever is known of them."""
         return _plans.measure(attributes, self.device.local_hardware_id)
@@ -138,10 +142,16 @@ class DryRun:
         self.plans.add(str(attributes))
         return SimpleNamespace(name="eng0_k1=2", workspace_size=0)
 
+    def candidates(self, attributes: dict[str, Any]) -> Sequence[Any]:
+        """Invent two plans."""
+        return self.tune(attributes).timings
+
     def tune(self, attributes: dict[str, Any]) -> Any:
         """Invent a race of two plans."""
         plans = {"eng0_k1=2": 2.0, "eng5": 3.0}
-        timings = [SimpleNamespace(name=name, microseconds=us) for name, us in plans.items()]
+        timings = [
+            SimpleNamespace(name=name, microseconds=us, reason="") for name, us in plans.items()
+        ]
         chosen = SimpleNamespace(name="eng0_k1=2", tried=2)
         return SimpleNamespace(plan=chosen, timings=timings, milliseconds=10.0)
 

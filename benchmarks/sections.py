@@ -16,7 +16,7 @@ from machines import Machine
 from record import Record
 
 import jaxcudnn
-from jaxcudnn import _lowering
+from jaxcudnn import _lowering, _reference
 
 LAX_SECONDS = 75
 """How long XLA may compile and tune `lax` convolutions in the section of layers, where they are
@@ -206,8 +206,12 @@ class Bench:
         self._programs: dict[str, Program] = {}
         self._bit_equal: bool | None = None
         self._result, _ = self._add("jaxcudnn", jaxcudnn.conv_general_dilated)
-        self._attributes = _lowering._attributes(op, conv.spec(dtype))
         built = machine.plans_built()
+        (call,) = _lowering.steps(
+            op, getattr(_reference, op), spec=conv.spec(dtype), layout=conv.layout
+        )
+        assert call.attributes is not None
+        self._attributes = call.attributes
         self._plan = machine.plan(self._attributes)
         if machine.plans_built() != built:
             raise RuntimeError("the call used another plan than the one that is looked up here")

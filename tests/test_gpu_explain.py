@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import jaxcudnn
-from jaxcudnn import _load, _lowering, _plans, _roofline
+from jaxcudnn import _load, _lowering, _plans, _reference, _roofline
 from jaxcudnn._explain import Row, explain
 from jaxcudnn._plan_table import plans
-from jaxcudnn._spec import ConvSpec
+from jaxcudnn._spec import ConvSpec, Layout
 from jaxcudnn._tune import tune
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("measuring")]
@@ -44,10 +44,12 @@ def device() -> int:
     return number
 
 
-def known(op: str, spec: ConvSpec | None):
+def known(op: str, spec: ConvSpec | None, layout: Layout | None):
     """The plan that the extension has for a convolution."""
-    assert spec is not None
-    plan = _plans.known(_lowering._attributes(op, spec), device())
+    assert spec is not None and layout is not None
+    (step,) = _lowering.steps(op, getattr(_reference, op), spec=spec, layout=layout)
+    assert step.attributes is not None
+    plan = _plans.known(step.attributes, device())
     assert plan is not None
     return plan
 
@@ -80,7 +82,7 @@ class TestExplain:
         found = explain(training, measure=True)(*structs(dtype))
         assert sorted(row.op for row in found) == sorted(OPERATIONS)
         for row in found:
-            plan = known(row.op, row.spec)
+            plan = known(row.op, row.spec, row.layout)
             assert (row.plan, row.workspace) == (plan.name, plan.workspace_size)
             assert row.microseconds == plan.microseconds
             assert row.chosen in TIMED
@@ -110,7 +112,7 @@ class TestExplain:
         assert (before.route, before.chosen) in (("cuDNN", ""), ("cuDNN", "stored"))
         first = jax.block_until_ready(jax.jit(conv)(x, w))
         (after,) = explain(conv)(x, w)
-        assert after.plan == known(after.op, after.spec).name
+        assert after.plan == known(after.op, after.spec, after.layout).name
         assert before.plan in ("", after.plan)
         assert after.chosen in TIMED
         np.testing.assert_array_equal(jax.jit(lambda x, w: conv(x, w))(x, w), first)
@@ -119,7 +121,7 @@ class TestExplain:
     def test_heuristic(self):
         with jaxcudnn.options(algorithm="heuristic"):
             (row,) = explain(conv)(*structs("bfloat16"))
-            assert (row.plan, row.chosen) == (known(row.op, row.spec).name, "heuristic")
+            assert (row.plan, row.chosen) == (known(row.op, row.spec, row.layout).name, "heuristic")
             (timed,) = explain(conv, measure=True)(*structs("bfloat16"))
         assert timed.plan == row.plan
         assert_plausible(timed)
@@ -152,7 +154,7 @@ class TestPlans:
         candidates = _plans.candidates(_lowering._attributes(op, row.spec), device())
         assert {plan.name for plan in candidates} <= {each.name for each in table}
         assert table.chosen is not None
-        assert table.chosen.name == known(op, row.spec).name
+        assert table.chosen.name == known(op, row.spec, row.layout).name
         times = [each.microseconds for each in table if each.microseconds is not None]
         assert times and min(times) > 0
         assert times == sorted(times)
@@ -166,7 +168,7 @@ class TestPlans:
         table = plans(row.spec, measure=False, options={"algorithm": "heuristic"})
         assert table.chosen is not None
         spec = replace(row.spec, options=jaxcudnn.Options(algorithm="heuristic"))
-        assert table.chosen.name == known("fprop", spec).name
+        assert table.chosen.name == known("fprop", spec, row.layout).name
         assert table.milliseconds is None
 
 

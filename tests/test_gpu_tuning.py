@@ -15,7 +15,7 @@ import pytest
 import jaxcudnn
 import oracle
 from cases import CUDNN_CASES, OPERANDS, Case, integers, named
-from jaxcudnn import TuningBudget, _load, _lowering, _plans
+from jaxcudnn import TuningBudget, _load, _lowering, _plans, _reference
 from processes import run_python
 from test_gpu_fuzz import draw_case
 
@@ -34,13 +34,37 @@ def forget():
     _plans.forget()
 
 
+def bound(f, *operands):
+    """The one operation in a function, and what its primitive is told."""
+    (equation,) = (
+        each
+        for each in jax.make_jaxpr(f)(*operands).eqns
+        if each.primitive.name.startswith("conv_")
+    )
+    return equation.primitive.name.removeprefix("conv_"), equation.params
+
+
+def attributes_of(f, *operands):
+    """The attributes of the one call in a function, with the options in force."""
+    op, params = bound(f, *operands)
+    (step,) = _lowering.steps(op, getattr(_reference, op), **params)
+    assert step.attributes is not None
+    return step.attributes
+
+
+def structs(case: Case, role: str, dtype: str):
+    return (jax.ShapeDtypeStruct(case.shape(name), dtype) for name in OPERANDS[role])
+
+
 def described(case: Case, role: str, dtype: str, **keywords):
-    """The attributes of the call that computes a role, with the options in force."""
-    shapes = (jax.ShapeDtypeStruct(case.shape(name), dtype) for name in OPERANDS[role])
-    equations = jax.make_jaxpr(case.cudnn(role, **keywords))(*shapes).eqns
-    (equation,) = (each for each in equations if each.primitive.name.startswith("conv_"))
-    op = equation.primitive.name.removeprefix("conv_")
-    return _lowering._attributes(op, equation.params["spec"])
+    """The attributes of the call that computes a role."""
+    return attributes_of(case.cudnn(role, **keywords), *structs(case, role, dtype))
+
+
+def nameable(case: Case, role: str, dtype: str):
+    """The plans that can be named: the operation's own, even where another would compute it."""
+    op, params = bound(case.cudnn(role), *structs(case, role, dtype))
+    return _plans.candidates(_lowering._attributes(op, **params), 0)
 
 
 def compute(case: Case, role: str, dtype: str, **keywords):
@@ -61,16 +85,6 @@ def layer(dtype="bfloat16", n=8, size=28, channels=64):
 
 def conv(x, w, **rest):
     return jaxcudnn.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, **rest)
-
-
-def attributes_of(f, *operands):
-    (equation,) = (
-        each
-        for each in jax.make_jaxpr(f)(*operands).eqns
-        if each.primitive.name.startswith("conv_")
-    )
-    op = equation.primitive.name.removeprefix("conv_")
-    return _lowering._attributes(op, equation.params["spec"])
 
 
 def temporary_bytes(compiled):
@@ -98,7 +112,7 @@ def test_every_candidate_computes_the_definition(seed):
     case, dtype = draw_case(seed)
     for role in OPERANDS:
         with jaxcudnn.options(algorithm="exhaustive", allow_runtime_compilation=False):
-            plans = _plans.candidates(described(case, role, dtype), 0)
+            plans = nameable(case, role, dtype)
         assert plans
         for plan in plans[:20]:
             with jaxcudnn.options(algorithm={_operation(role): plan.name}):
@@ -389,12 +403,13 @@ class TestDeterminism:
     def test_flag_of_xla(self):
         script = """
             import jax, jax.numpy as jnp, jaxcudnn
-            from jaxcudnn import _lowering, _plans
+            from jaxcudnn import _lowering, _plans, _reference
             jax.devices("cuda")
             x, w = jnp.ones((8, 64, 28, 28)), jnp.ones((64, 64, 3, 3))
             f = lambda x, w: jaxcudnn.conv_wgrad(x, x, (3, 3), padding=1, precision="highest")
             (eqn,) = [e for e in jax.make_jaxpr(f)(x, w).eqns if e.primitive.name == "conv_wgrad"]
-            plan = _plans.known(_lowering._attributes("wgrad", eqn.params["spec"]), 0)
+            (step,) = _lowering.steps("wgrad", _reference.wgrad, **eqn.params)
+            plan = _plans.known(step.attributes, 0)
             print(plan.name, "CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC" in plan.notes)
         """
         flag = "--xla_gpu_deterministic_ops=true"
@@ -409,7 +424,7 @@ class TestStore:
     SCRIPT = f"""
         import time
         import jax, jax.numpy as jnp, jaxcudnn
-        from jaxcudnn import _load, _lowering, _plans
+        from jaxcudnn import _lowering, _plans, _reference
         jax.devices("cuda")
         x, w = jnp.ones((8, 28, 28, 64), jnp.bfloat16), jnp.ones((64, 3, 3, 64), jnp.bfloat16)
         def conv(x, w):
@@ -423,7 +438,8 @@ class TestStore:
                     yield eqn
         for eqn in equations(jax.make_jaxpr(jax.grad(loss, (0, 1)))(x, w).jaxpr):
             op = eqn.primitive.name.removeprefix("conv_")
-            plan = _plans.known(_lowering._attributes(op, eqn.params["spec"]), 0)
+            (step,) = _lowering.steps(op, getattr(_reference, op), **eqn.params)
+            plan = _plans.known(step.attributes, 0)
             print(op, plan.name, plan.source, plan.microseconds, plan.tried)
     """
 
