@@ -7,7 +7,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,11 +99,11 @@ class Measurement:
     def _run_jaxcudnn(self) -> None:
         """Compile jaxcudnn's programs, run them and check their results."""
         results: dict[str, jax.Array] = {}
-        compiled = self._attempt("compile", self._compile_all) or {}
-        for which, future in compiled.items():
+        # One after another: XLA tunes what it compiles on the GPU, where plans are being timed.
+        for which in self._reported.passes:
 
-            def start(which: str = which, future: Future = future) -> None:
-                results[which] = self._start(which, "jaxcudnn", future.result())
+            def start(which: str = which) -> None:
+                results[which] = self._start(which, "jaxcudnn", self._compile(which))
 
             self._attempt(f"jaxcudnn {which}", start)
         self._attempt("check", lambda: self._check(results))
@@ -121,11 +120,6 @@ class Measurement:
             named = [which for which in self.rows if which in stage.split()]
             for which in named or self.rows:
                 self.rows[which].setdefault("failure", text)
-
-    def _compile_all(self) -> dict[str, Future]:
-        """Compile jaxcudnn's programs at once; each future holds one or what kept it."""
-        with ThreadPoolExecutor() as pool:
-            return {which: pool.submit(self._compile, which) for which in self._reported.passes}
 
     def _fill(self) -> None:
         reported, numbers = self._reported, self._numbers

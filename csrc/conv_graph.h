@@ -39,6 +39,8 @@ inline constexpr std::string_view kGenericEngine = "eng0";
 
 // It takes about a millisecond for as many.
 inline constexpr double kFewProducts = 1 << 27;
+// Often the fastest for filter gradients of few channels in TF32, and recommended last.
+inline constexpr std::string_view kUnusualWgradEngine = "eng30";
 
 // cuDNN's messages can run to many lines; the first few hundred characters name the cause.
 inline constexpr size_t kLongestReason = 400;
@@ -162,12 +164,13 @@ class ConvGraph : public fe::graph::Graph {
       };
       found.erase(std::remove_if(found.begin() + 1, found.end(), is_unpromising), found.end());
     }
-    if (is_depthwise) {
-      // The budget may not last for those that cuDNN puts first.
-      std::stable_partition(found.begin(), found.end(), [](const FoundPlan& plan) {
-        return EngineOf(plan.name) == kGenericEngine;
-      });
-    }
+    // The budget may not last for those that cuDNN puts first.
+    const std::string_view promising = is_depthwise ? kGenericEngine
+                                       : is_usual || problem_.spec.op != ConvOp::kWgrad
+                                           ? std::string_view()
+                                           : kUnusualWgradEngine;
+    std::stable_partition(found.begin(), found.end(),
+                          [&](const FoundPlan& plan) { return EngineOf(plan.name) == promising; });
     return found;
   }
 

@@ -129,7 +129,7 @@ def lower_with_epilogue(
     if not reason:
         fused = _fusion.completed(op, epilogue)
         form = _Form(spec, layout, _attributes(op, spec, layout, fused))
-        workspace = _workspace(form.attributes)
+        workspace = _workspace(form.attributes, is_last=False)
         if workspace is not None:
             report(Step(spec, form.attributes, ""))
             if fused.bias and not epilogue.bias:
@@ -183,7 +183,7 @@ def _lower(
     reason = reason or _too_large(spec) or _without_dtype(op, spec)
     if not reason:
         for form in _forms(op, spec, layout):
-            workspace = _workspace(form.attributes)
+            workspace = _workspace(form.attributes, is_last=form.is_own)
             if workspace is not None:
                 report(Step(form.spec, form.attributes, ""))
                 return _call(a, form.filter(b), workspace=workspace, form=form)
@@ -240,6 +240,8 @@ class _Form(NamedTuple):
     attributes: dict[str, Any]
     filter: Callable[[jax.Array], jax.Array] = lambda second: second
     """Of the second operand."""
+    is_own: bool = True
+    """Whether it is the operation itself, after which there is no other to be had."""
 
 
 def _forms(op: str, spec: ConvSpec, layout: Layout) -> Iterator[_Form]:
@@ -247,18 +249,20 @@ def _forms(op: str, spec: ConvSpec, layout: Layout) -> Iterator[_Form]:
     own = _attributes(op, spec, layout)
     if op == "dgrad" and own["algorithm"] in ALGORITHMS:
         fprop = _routes.fprop_of_dgrad(spec, layout)
+        memory = layout.memory_order("w", channels_first=own["channels_first"])
+        is_copied = memory != tuple(range(len(memory)))
         if fprop and _routes.prefers_fprop(
-            spec, layout, own["dtype"], allow_tf32=own["allow_tf32"]
+            spec, own["dtype"], allow_tf32=own["allow_tf32"], is_copied=is_copied
         ):
             attributes = _attributes("fprop", fprop.spec, fprop.layout)
             attributes["algorithm"] = own["algorithm"]
-            yield _Form(fprop.spec, fprop.layout, attributes, fprop.filter)
+            yield _Form(fprop.spec, fprop.layout, attributes, fprop.filter, is_own=False)
     yield _Form(spec, layout, own)
 
 
 def _call(*operands: jax.Array, workspace: int, form: _Form) -> jax.Array:
     """Call cuDNN, with so many bytes of workspace."""
-    spec, layout, attributes, _ = form
+    spec, layout, attributes = form.spec, form.layout, form.attributes
     *roles, result = ROLES[attributes["op"]]
 
     def memory(role: Role) -> Shape:
@@ -284,8 +288,10 @@ def _call(*operands: jax.Array, workspace: int, form: _Form) -> jax.Array:
     return lax.convert_element_type(computed, spec.dtype(result))
 
 
-def _workspace(attributes: dict[str, Any]) -> int | None:
+def _workspace(attributes: dict[str, Any], *, is_last: bool) -> int | None:
     """Give the bytes of scratch memory to reserve, or None if cuDNN has no plan.
+
+    If this is the last that is asked for, the user is told why there is none.
 
     Beside what the plan needs there is room for a copy of the filter: filters are often slices of
     one flat parameter vector, which XLA passes in place, at addresses that fast plans refuse.
@@ -297,7 +303,7 @@ def _workspace(attributes: dict[str, Any]) -> int | None:
             WORKSPACE_BUDGET, attributes["workspace_limit"]
         )
     else:
-        needed = _plans.workspace(attributes, device)
+        needed = _plans.workspace(attributes, device, is_last=is_last)
         if needed is None:
             return None
     filter_bytes = math.prod(attributes["w"]) * jnp.dtype(attributes["dtype"]).itemsize

@@ -10,7 +10,10 @@ import math
 from ._spec import ConvSpec, Layout
 
 FEW_CHANNELS = 4
-"""Per group, of input or output, with which channels first is not slower in float32."""
+"""Per group, of input or output, with which channels first spares more in float32 than it costs."""
+
+SMALL_WINDOW = 27
+"""Taps, up to which that is so of a forward convolution."""
 
 LARGE_WINDOW = 256
 """Taps of a depthwise window, from which on channels first is several times as fast."""
@@ -21,11 +24,21 @@ TILED_WINDOWS = (1, 3, 5)
 
 def is_channels_first(op: str, spec: ConvSpec, layout: Layout, dtype: str) -> bool:
     """Say whether cuDNN is given arrays in the order N, C, spatial, and filters likewise."""
+    taps = math.prod(spec.w_shape[2:])
+    if spec.is_depthwise and taps >= LARGE_WINDOW:
+        return True
+    if not layout.is_channels_first:
+        return False
     if spec.is_depthwise:
-        is_large = math.prod(spec.w_shape[2:]) >= LARGE_WINDOW
-        return is_large or (op != "wgrad" and layout.is_channels_first)
+        # For these it has tiling kernels for channels last.
+        return not _is_tiled(spec) if op == "wgrad" else dtype != "float16"
     channels = min(spec.w_shape[1], spec.w_shape[0] // spec.groups)
-    return dtype == "float32" and channels <= FEW_CHANNELS and layout.is_channels_first
+    is_small = op != "fprop" or taps <= SMALL_WINDOW
+    return dtype == "float32" and channels <= FEW_CHANNELS and is_small
+
+
+def _is_tiled(spec: ConvSpec) -> bool:
+    return spec.num_spatial <= 2 and all(size in TILED_WINDOWS for size in spec.w_shape[2:])
 
 
 def widened(op: str, spec: ConvSpec, dtype: str | None) -> str | None:
@@ -36,5 +49,4 @@ def widened(op: str, spec: ConvSpec, dtype: str | None) -> str | None:
     """
     if op != "wgrad" or dtype not in ("float16", "bfloat16") or not spec.is_depthwise:
         return dtype
-    is_tiled = spec.num_spatial <= 2 and all(size in TILED_WINDOWS for size in spec.w_shape[2:])
-    return "float32" if is_tiled else dtype
+    return "float32" if _is_tiled(spec) else dtype

@@ -31,12 +31,17 @@ _unsaved: list[store.Choice] = []
 """What the extension no longer has and the store not yet: `store.put` may raise, if warnings do."""
 
 
-def workspace(attributes: Attributes, device: int) -> int | None:
+def workspace(attributes: Attributes, device: int, *, is_last: bool = True) -> int | None:
     """Give the bytes of scratch memory that a program has to reserve, or None without a plan.
 
     It is what the plan needs, or any of the candidates while that is not known. In a job of several
     processes it is the latter always, so that what one of them has measured does not make its
     program another one.
+
+    Args:
+        attributes: those of the call.
+        device: CUDA's number of the GPU.
+        is_last: whether the user is told if there is none, since nothing else will be asked for.
 
     Raises:
         ValueError: the options name a plan that there is not, or forbid all that there are.
@@ -51,10 +56,11 @@ def workspace(attributes: Attributes, device: int) -> int | None:
                 return extension.largest_workspace(device, **attributes)
             return plan.workspace_size
     except extension.UnsupportedError:
-        _refuse_if_only_nondeterministic(attributes, device)
+        if is_last:
+            _refuse_if_only_nondeterministic(attributes, device)
         return None
     except extension.ExhaustedError as error:
-        if _has_epilogue(attributes):
+        if not is_last:
             return None
         _refuse_if_only_nondeterministic(attributes, device)
         warnings.warn(
@@ -203,7 +209,7 @@ def _memory(size: int, device: int) -> jax.Array | None:
 
 def _refuse_if_only_nondeterministic(attributes: Attributes, device: int) -> None:
     """Raise rather than leave to XLA, which promises nothing, what should be deterministic."""
-    if not attributes["deterministic"] or _has_epilogue(attributes):
+    if not attributes["deterministic"]:
         return
     extension = _load.native()
     try:
@@ -218,11 +224,6 @@ def _refuse_if_only_nondeterministic(attributes: Attributes, device: int) -> Non
         f"{attributes['op']} of x {attributes['x']} and w {attributes['w']}, for which cuDNN has "
         f"{others}; raise workspace_limit, or set deterministic to False for this call"
     )
-
-
-def _has_epilogue(attributes: Attributes) -> bool:
-    """Say whether there is the convolution alone to fall back on."""
-    return any(attributes.get(name) for name in ("activation", "bias", "residual"))
 
 
 @contextmanager

@@ -55,11 +55,10 @@ def fprop_of_dgrad(spec: ConvSpec, layout: Layout) -> Fprop | None:
     return Fprop(fprop, Layout(x=layout.y, w=w, y=layout.x))
 
 
-def prefers_fprop(spec: ConvSpec, layout: Layout, dtype: str, *, allow_tf32: bool) -> bool:
+def prefers_fprop(spec: ConvSpec, dtype: str, *, allow_tf32: bool, is_copied: bool) -> bool:
     """Say whether cuDNN's forward plans are the faster ones for an input gradient.
 
     They are for depthwise convolutions, and in TF32 if the filter is not as cuDNN wants it, so that
     it is copied whichever it is (docs/decisions.md).
     """
-    is_copied = layout.memory_order("w") != tuple(range(len(layout.w)))
     return spec.is_depthwise or (dtype == "float32" and allow_tf32 and is_copied)

@@ -512,7 +512,10 @@ class TestOnAMachineWithAGpu:
         asked = []
         self.refused = lambda attributes: False
 
-        def workspace(attributes, device):
+        def workspace(attributes, device, *, is_last):
+            assert is_last is not any(
+                attributes[name] for name in ("activation", "bias", "residual")
+            )
             asked.append(dict(attributes))
             return None if self.refused(attributes) else 100
 
@@ -584,7 +587,7 @@ class TestWorkspace:
         }  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert _plans.workspace(attributes | {name: "relu"}, 0) is None
+            assert _plans.workspace(attributes | {name: "relu"}, 0, is_last=False) is None
 
 
 def test_signature_is_that_of_the_convolution():

@@ -132,7 +132,9 @@ def test_every_epilogue(activation, dtype: str):
         check_activated(computed, activation, PLAIN, given, dtype, lax.Precision.DEFAULT)
 
 
-@pytest.mark.parametrize("activation", sorted(str(a) for a in {*ACTIVATIONS} - {*PRECOMPILED, None, "relu6"}))
+@pytest.mark.parametrize(
+    "activation", sorted(str(a) for a in {*ACTIVATIONS} - {*PRECOMPILED, None, "relu6"})
+)
 def test_engines_are_compiled_where_the_budget_allows_it(activation: str):
     """For one dtype, since each takes a second or more."""
     arrays = operands(PLAIN, "bfloat16")

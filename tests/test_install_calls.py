@@ -79,7 +79,7 @@ class TestOutside:
         assert lowered.count(exported.mlir_module()) == (3, 3)
 
 
-def refusing(call: Mapping[str, Any], device: int) -> int | None:
+def refusing(call: Mapping[str, Any], device: int, **_: Any) -> int | None:
     return None if call["op"] == "dgrad" else 0
 
 
@@ -94,7 +94,7 @@ class TestLeftToXla:
             monkeypatch.setattr(_load, "local_device", lambda: 0)
             monkeypatch.setattr(_plans, "workspace", refusing)
             assert convolutions(f, X, W) == (1, 1)
-            monkeypatch.setattr(_plans, "workspace", lambda call, device: None)
+            monkeypatch.setattr(_plans, "workspace", lambda call, device, **rest: None)
             assert lowered.text(f, X, W) == expected
 
     @pytest.mark.parametrize("everything", [True, False])
@@ -102,7 +102,9 @@ class TestLeftToXla:
         """It does not come back to be asked for again, as another operation that has a plan."""
         monkeypatch.setattr(_load, "local_device", lambda: 0)
         monkeypatch.setattr(
-            _plans, "workspace", lambda call, device: None if everything else refusing(call, device)
+            _plans,
+            "workspace",
+            lambda call, device, **rest: None if everything else refusing(call, device),
         )
 
         def f(dy, w):

@@ -297,7 +297,7 @@ class TestOnAMachineWithAGpu:
         asked = []
         self.workspace = 12_345
 
-        def workspace(attributes, device):
+        def workspace(attributes, device, **rest):
             asked.append((dict(attributes), device))
             return self.workspace
 

@@ -65,11 +65,24 @@ class TestOrder:
         spec, layout = conv_spec(64, 64, (3, 3), groups=8)
         assert not _memory.is_channels_first("fprop", spec, layout, "float32")
 
+    def test_small_windows(self):
+        for window, expected in (((3, 3, 3), True), ((4, 7), False), ((27,), True)):
+            spec, layout = conv_spec(3, 64, window)
+            found = [
+                _memory.is_channels_first(op, spec, layout, "float32")
+                for op in ("fprop", "dgrad", "wgrad")
+            ]
+            assert found == [expected, True, True]
+
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-    def test_depthwise(self, dtype):
+    @pytest.mark.parametrize(("window", "is_tiled"), [((3, 3), True), ((4,), False)])
+    def test_depthwise(self, window, is_tiled, dtype):
+        spec, layout = conv_spec(64, 64, window, groups=64, dtype=dtype)
+        found = [
+            _memory.is_channels_first(op, spec, layout, dtype) for op in ("fprop", "dgrad", "wgrad")
+        ]
+        assert found == [dtype != "float16", dtype != "float16", not is_tiled]
         spec, layout = conv_spec(64, 64, (3, 3), groups=64, dtype=dtype)
-        found = [_memory.is_channels_first(op, spec, layout, dtype) for op in ("fprop", "wgrad")]
-        assert found == [True, False]
         assert not _memory.is_channels_first("fprop", spec, LAST, dtype)
         for window, expected in (((16, 16), True), ((15, 17), False)):
             spec, _ = conv_spec(64, 64, window, groups=64, dtype=dtype)

@@ -80,6 +80,8 @@ class TestFpropOfDgrad:
             ("float32", OIHW, 1, None, "fprop"),
             ("float32", HWIO, 2, None, "fprop"),
             ("float32", OHWI, 1, None, "dgrad"),
+            ("float32", OIHW, 8, None, "dgrad"),  # few channels, channels first as the filter is
+            ("float32", ("NCHW", "HWIO", "NCHW"), 8, None, "fprop"),
             ("float32", HWIO, 1, "highest", "dgrad"),
             ("bfloat16", HWIO, 1, None, "dgrad"),
             ("bfloat16", OHWI, 16, None, "fprop"),  # depthwise
@@ -113,12 +115,12 @@ class TestFpropOfDgrad:
     def test_without_a_plan_the_gradient_itself_is_asked_for(self, monkeypatch):
         asked = []
 
-        def workspace(attributes):
-            asked.append(attributes["op"])
+        def workspace(attributes, *, is_last):
+            asked.append((attributes["op"], is_last))
             return 0 if attributes["op"] == "dgrad" else None
 
         monkeypatch.setattr(_lowering, "_workspace", workspace)
         x, w = shaped((2, 16, 8, 8), "float32"), shaped((16, 16, 3, 3), "float32")
         f = lambda dy, w: jaxcudnn.conv_dgrad(dy, w, (8, 8), padding=1)  # noqa: E731
         found, _ = attributes(f, x, w)
-        assert asked == ["fprop", "dgrad"] and found["op"] == "dgrad"
+        assert asked == [("fprop", False), ("dgrad", True)] and found["op"] == "dgrad"
