@@ -10,7 +10,7 @@ import jaxcudnn
 from jaxcudnn import _load
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
-FIRST, SECOND, THIRD, FOURTH = re.findall(
+FIRST, SECOND, THIRD, FOURTH, FIFTH = re.findall(
     r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL
 )
 
@@ -40,10 +40,17 @@ def test_third_block():
     np.testing.assert_array_equal(y, same.astype("bfloat16"))
 
 
-def test_fourth_block(monkeypatch, capsys):
-    monkeypatch.setattr(_load, "local_device", lambda: None)
+def test_fourth_block():
     names = {}
     exec(FIRST + SECOND + FOURTH, names)
+    np.testing.assert_array_equal(names["z"][:, 1:-1, 1:-1], 16 * 9 + 1)
+    assert names["y"].shape == (8, 16, 16, 16)
+
+
+def test_fifth_block(monkeypatch, capsys):
+    monkeypatch.setattr(_load, "local_device", lambda: None)
+    names = {}
+    exec(FIRST + SECOND + FOURTH + FIFTH, names)
     assert names["y"].shape == (8, 16, 32, 32)
     assert names["dx"].shape == names["x"].shape
     assert names["dw"].shape == names["w"].shape
