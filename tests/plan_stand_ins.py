@@ -63,7 +63,9 @@ class StandIn:
 
     def install(self, monkeypatch) -> "StandIn":
         monkeypatch.setattr(_load, "local_device", lambda: DEVICE)
-        monkeypatch.setattr(_lowering, "_workspace", lambda _: 0 if self.has_plans else None)
+        monkeypatch.setattr(
+            _lowering, "_workspace", lambda _, is_last: 0 if self.has_plans else None
+        )
         monkeypatch.setattr(_plans, "known", self._known)
         monkeypatch.setattr(_plans, "candidates", self._candidates)
         monkeypatch.setattr(_plans, "measure", self._measure)

@@ -113,10 +113,10 @@ class TestRoute:
 
     def test_pieces_of_which_cudnn_takes_some(self, monkeypatch):
         monkeypatch.setattr(_lowering, "MOST_ELEMENTS", 3 * 16 * 16 * 4)
-        monkeypatch.setattr(_lowering, "_workspace", lambda a: 0 if a["x"][0] == 3 else None)
+        monkeypatch.setattr(_lowering, "_workspace", lambda a, **_: 0 if a["x"][0] == 3 else None)
         refused = "cuDNN has no plan for it that the options allow"
         assert self.reasons(conv, X, W) == [("cuDNN in 2 pieces, lax in 1", refused)]
-        monkeypatch.setattr(_lowering, "_workspace", lambda attributes: None)
+        monkeypatch.setattr(_lowering, "_workspace", lambda attributes, **_: None)
         assert self.reasons(conv, X, W) == [("lax", refused)]
 
     def test_no_plan(self, gpu):
@@ -219,7 +219,7 @@ class TestPlans:
 
     def test_no_time_where_lax_computes_a_part(self, gpu, monkeypatch):
         monkeypatch.setattr(_lowering, "MOST_ELEMENTS", 3 * 16 * 16 * 4)
-        monkeypatch.setattr(_lowering, "_workspace", lambda a: 0 if a["x"][0] == 3 else None)
+        monkeypatch.setattr(_lowering, "_workspace", lambda a, **_: 0 if a["x"][0] == 3 else None)
         gpu.plans["fprop"] = Plan()
         (row,) = explain(conv)(X, W)
         assert row.plan == "eng5_k1=0"

@@ -272,8 +272,9 @@ class TestOnCuda:
     def test_conv(self, activation):
         ours = side(conv(activation=activation))
         assert Program(ours.apply, ours.params, X).operations == ["fprop"]
+        # In TF32 an input's gradient with a filter that is copied is a forward convolution.
         program = Program(gradients(ours), ours.params, X)
-        assert program.operations == ["dgrad", "fprop", "wgrad"]
+        assert program.operations == ["fprop", "fprop", "wgrad"]
 
     @pytest.mark.parametrize("activation", [None, "relu"])
     @pytest.mark.parametrize("reverse", [False, True])
