@@ -293,8 +293,8 @@ def _workspace(attributes: dict[str, Any], *, is_last: bool) -> int | None:
 
     If this is the last that is asked for, the user is told why there is none.
 
-    Beside what the plan needs there is room for a copy of the filter: filters are often slices of
-    one flat parameter vector, which XLA passes in place, at addresses that fast plans refuse.
+    Beside what the plan needs there is room for copies of filter and bias: parameters are often
+    slices of one flat vector, which XLA passes in place, at addresses that fast plans refuse.
     """
     _load.native()
     device = _load.local_device()
@@ -306,8 +306,11 @@ def _workspace(attributes: dict[str, Any], *, is_last: bool) -> int | None:
         needed = _plans.workspace(attributes, device, is_last=is_last)
         if needed is None:
             return None
-    filter_bytes = math.prod(attributes["w"]) * jnp.dtype(attributes["dtype"]).itemsize
-    return _round_up(needed) + _round_up(filter_bytes)
+    sizes = [math.prod(attributes["w"])]
+    if attributes["bias"]:
+        sizes.append(attributes[ROLES[attributes["op"]][2]][1])
+    itemsize = jnp.dtype(attributes["dtype"]).itemsize
+    return _round_up(needed) + sum(_round_up(size * itemsize) for size in sizes)
 
 
 def _round_up(size: int) -> int:
