@@ -134,7 +134,11 @@ def lower_with_epilogue(
             report(Step(spec, form.attributes, ""))
             if fused.bias and not epilogue.bias:
                 addends = (*addends, jnp.zeros((spec.shape(result)[1],), spec.dtype(result)))
-            return _call(a, b, *addends, workspace=workspace, form=form)
+            if _fusion.takes_any_address(op, epilogue):
+                return _call(a, b, *addends, workspace=workspace, form=form)
+            # XLA passes slices in place, and so the result; past a barrier it does neither.
+            operands = map(lax.optimization_barrier, (a, b, *addends))
+            return lax.optimization_barrier(_call(*operands, workspace=workspace, form=form))
         reason = "cuDNN has no plan for both together that the options allow"
     y = _lower(
         a, b, op=op, reference=reference, spec=spec, layout=layout,
