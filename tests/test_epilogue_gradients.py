@@ -220,7 +220,7 @@ class TestLinear:
 
     def test_an_activation_is_not(self):
         x, w, bias, residual = operands(CASE)
-        with pytest.raises(NotImplementedError, match="Transpose rule .* 'activate'"):
+        with pytest.raises(NotImplementedError, match=r"Transpose rule .* 'activate'"):
             jax.linear_transpose(lambda x: conv(CASE, "relu")(x, w, bias, residual), x)(residual)
 
 
