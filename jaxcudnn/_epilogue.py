@@ -168,6 +168,18 @@ def _jvp(primals, tangents, *, op: str, spec: ConvSpec, layout: Layout, epilogue
     return out, _activations.activation_grad(total, saved, name, dtype)
 
 
+def _transpose(ct: jax.Array, *operands, **params) -> list[Any]:
+    """Transpose what has no activation, as a function of all operands that are linear."""
+    linear = {i: each.aval for i, each in enumerate(operands) if ad.is_undefined_primal(each)}
+
+    def of_linear(*arrays: jax.Array) -> jax.Array:
+        given = dict(enumerate(operands)) | dict(zip(linear, arrays, strict=True))
+        return _unfused(*given.values(), **params)
+
+    cotangents = iter(jax.linear_transpose(of_linear, *linear.values())(ct))
+    return [next(cotangents) if i in linear else None for i in range(len(operands))]
+
+
 def _batch(arrays, axes, *, op: str, spec: ConvSpec, layout: Layout, epilogue: Epilogue):
     """Fold an axis of a, and of the residual, into images; otherwise map the two parts."""
     b = next(
@@ -212,6 +224,7 @@ def _lower_cuda(*arrays: jax.Array, op: str, **params) -> jax.Array:
 conv_bias_act_p.def_impl(partial(xla.apply_primitive, conv_bias_act_p))
 conv_bias_act_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[conv_bias_act_p] = _jvp
+ad.primitive_transposes[conv_bias_act_p] = _transpose
 batching.primitive_batchers[conv_bias_act_p] = _batch
 mlir.register_lowering(conv_bias_act_p, mlir.lower_fun(_lower, multiple_results=False))
 mlir.register_lowering(conv_bias_act_p, _lowering.isolated(_lower_cuda), platform="cuda")

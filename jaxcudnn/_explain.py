@@ -314,7 +314,7 @@ def _planned(row: Row, calls: list[tuple[ConvSpec, dict[str, Any]]], plans: list
     microseconds = floor = None
     if len(times) == len(plans) and not row.reason:  # of what is left to lax no time is known
         microseconds = sum(times)
-        floors = [_roofline.floor_microseconds(row.op, *call) for call in calls]
+        floors = [_roofline.floor_microseconds(call[1]["op"], *call) for call in calls]
         floor = None if None in floors else sum(filter(None, floors))
     return replace(
         row,

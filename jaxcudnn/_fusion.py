@@ -76,5 +76,13 @@ def completed(op: str, epilogue: Epilogue) -> Epilogue:
     return replace(epilogue, bias=True) if _has_precompiled_engine(op, epilogue) else epilogue
 
 
+def takes_any_address(op: str, epilogue: Epilogue) -> bool:
+    """Say whether cuDNN has a plan for arrays at any address, as its precompiled generic engine is.
+
+    Kernels that are compiled at run time want multiples of 16 bytes.
+    """
+    return _has_precompiled_engine(op, epilogue)
+
+
 def _has_precompiled_engine(op: str, epilogue: Epilogue) -> bool:
     return op == "fprop" and epilogue.activation in PRECOMPILED

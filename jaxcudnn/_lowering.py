@@ -134,7 +134,11 @@ def lower_with_epilogue(
             report(Step(spec, form.attributes, ""))
             if fused.bias and not epilogue.bias:
                 addends = (*addends, jnp.zeros((spec.shape(result)[1],), spec.dtype(result)))
-            return _call(a, b, *addends, workspace=workspace, form=form)
+            if _fusion.takes_any_address(op, epilogue):
+                return _call(a, b, *addends, workspace=workspace, form=form)
+            # XLA passes slices in place, and so the result; past a barrier it does neither.
+            operands = map(lax.optimization_barrier, (a, b, *addends))
+            return lax.optimization_barrier(_call(*operands, workspace=workspace, form=form))
         reason = "cuDNN has no plan for both together that the options allow"
     y = _lower(
         a, b, op=op, reference=reference, spec=spec, layout=layout,
@@ -293,8 +297,8 @@ def _workspace(attributes: dict[str, Any], *, is_last: bool) -> int | None:
 
     If this is the last that is asked for, the user is told why there is none.
 
-    Beside what the plan needs there is room for a copy of the filter: filters are often slices of
-    one flat parameter vector, which XLA passes in place, at addresses that fast plans refuse.
+    Beside what the plan needs there is room for copies of filter and bias: parameters are often
+    slices of one flat vector, which XLA passes in place, at addresses that fast plans refuse.
     """
     _load.native()
     device = _load.local_device()
@@ -306,8 +310,11 @@ def _workspace(attributes: dict[str, Any], *, is_last: bool) -> int | None:
         needed = _plans.workspace(attributes, device, is_last=is_last)
         if needed is None:
             return None
-    filter_bytes = math.prod(attributes["w"]) * jnp.dtype(attributes["dtype"]).itemsize
-    return _round_up(needed) + _round_up(filter_bytes)
+    sizes = [math.prod(attributes["w"])]
+    if attributes["bias"]:
+        sizes.append(attributes[ROLES[attributes["op"]][2]][1])
+    itemsize = jnp.dtype(attributes["dtype"]).itemsize
+    return _round_up(needed) + sum(_round_up(size * itemsize) for size in sizes)
 
 
 def _round_up(size: int) -> int:

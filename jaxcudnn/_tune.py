@@ -21,8 +21,9 @@ class TunedRow:
     """One convolution that cuDNN is given, and the plan that was chosen for it.
 
     Attributes:
-        op: 'fprop', 'dgrad' or 'wgrad'.
-        spec: the convolution, or one piece of one that is too large for cuDNN.
+        op: what cuDNN is given: 'fprop', 'dgrad' or 'wgrad'. It may be given another than is asked
+            for, such as an input gradient as a forward convolution.
+        spec: the convolution that it is given, or one piece of one that is too large for cuDNN.
         plan: the plan's name; empty if measuring failed.
         microseconds: the time of one execution on the device; None if it was never measured.
         workspace: the bytes of scratch memory that the plan needs.
@@ -150,7 +151,7 @@ def tune(fn: Callable[..., Any], *args: Any, progress: bool = True, **kwargs: An
         left_to_lax += count * (not steps or any(step.attributes is None for step in steps))
         for step in steps:
             if step.attributes is not None:
-                call = found.op, step.spec, step.attributes
+                call = step.attributes["op"], step.spec, step.attributes
                 calls.setdefault(call_key(step.attributes), call)
     rows = []
     with Progress(_CALLER, len(calls), shown=progress) as shown:

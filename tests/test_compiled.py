@@ -15,7 +15,7 @@ import aot
 import jaxcudnn
 from aot import shaped
 from cases import CHANNELS_LAST, CUDNN_CASES, OPERANDS, named, parametrize
-from jaxcudnn import Options, _load, _lowering
+from jaxcudnn import Options, _fusion, _load, _lowering
 
 NHWC = CHANNELS_LAST[2]
 NCHW = ("NCHW", "OIHW", "NCHW")
@@ -187,6 +187,25 @@ class TestWorkspace:
         monkeypatch.setattr(_lowering, "WORKSPACE_BUDGET", 0)
         room = 2 * np.prod(W.shape)  # for a copy of the filter
         assert aot.compile(conv, X, W).temporary_bytes <= room + 1024
+
+
+class TestSlices:
+    def test_kernels_compiled_at_run_time_get_and_give_whole_arrays(self, monkeypatch):
+        """Of a slice they might get an address that they refuse; XLA would pass one in place."""
+        monkeypatch.setattr(_fusion, "fused_form", lambda *args, **kwargs: "")
+        shape, size = X.shape, X.size
+
+        def f(flat, w, into):
+            x = flat[1:-1].reshape(shape)
+            arguments = {"padding": "SAME", "dimension_numbers": NHWC}
+            y = jaxcudnn.conv_bias_act(x, w, residual=x, activation="gelu", **arguments)
+            return jax.lax.dynamic_update_slice(into, y.ravel(), (1,))
+
+        flat = shaped((size + 2,))
+        program = aot.compile(f, flat, W, flat)
+        (call,) = program.calls
+        assert call.attributes["activation"] == "gelu"
+        assert call.computation == "ENTRY"  # and not inside a fusion with slices
 
 
 class TestCommandBuffer:

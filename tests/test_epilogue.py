@@ -3,6 +3,7 @@
 
 import functools
 import itertools
+import re
 import warnings
 from typing import Any
 
@@ -529,6 +530,14 @@ class TestOnAMachineWithAGpu:
             (line,) = calls(conv_nhwc(activation), X, W, B, X)
         assert asked == [parse_attributes(line)]
         assert epilogue_of(line) == (activation, True, True)
+
+    def test_workspace_has_room_for_copies_of_filter_and_bias(self, asked):
+        """At once, as where both are slices of one vector."""
+        filters, bias = shaped((1024, 3, 3, 16)), shaped((1024,))
+        (line,) = calls(conv_nhwc(), X, filters, bias)
+        (reserved,) = re.findall(r"tensor<(\d+)xui8>", line)
+        room = (filters.size + bias.size) * 2
+        assert 100 + room <= int(reserved) <= 100 + room + 3 * 256
 
     def test_transposed(self, asked):
         f = lambda x, w: jaxcudnn.conv_transpose_bias_act(  # noqa: E731

@@ -195,6 +195,35 @@ def test_transposed(activation: str):
     )
 
 
+class TestLinear:
+    """Without an activation it is linear in all but the filter, or in all but the input."""
+
+    @pytest.mark.parametrize("constant", [0, 1])
+    def test_is_transposed(self, constant: int):
+        case = CASE
+        arrays = operands(case, integers)
+        fixed = arrays.pop(constant)
+        bias_shape = [1] * len(case.y_shape)
+        bias_shape[case.axes("y")[1]] = -1
+
+        def ours(first, bias, residual):
+            images, filters = (first, fixed) if constant else (fixed, first)
+            return conv(case, None)(images, filters, bias, residual)
+
+        def theirs(first, bias, residual):
+            images, filters = (first, fixed) if constant else (fixed, first)
+            return case.lax_conv(images, filters) + residual + bias.reshape(bias_shape)
+
+        ct = integers(5, case.y_shape)
+        found, wanted = (jax.linear_transpose(f, *arrays)(ct) for f in (ours, theirs))
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+    def test_an_activation_is_not(self):
+        x, w, bias, residual = operands(CASE)
+        with pytest.raises(NotImplementedError, match=r"Transpose rule .* 'activate'"):
+            jax.linear_transpose(lambda x: conv(CASE, "relu")(x, w, bias, residual), x)(residual)
+
+
 class TestRounding:
     def test_gradients_have_the_operands_dtype(self):
         arrays = operands(CASE, dtype="bfloat16")

@@ -163,6 +163,19 @@ class TestPlans:
         assert row.floor_microseconds == pytest.approx(4 * elements / 1e12 * 1e6)
         assert row.share == pytest.approx(4 * elements / 1e12 * 1e6 / 200.0)
 
+    def test_roofline_is_of_what_cudnn_is_given(self, gpu, monkeypatch):
+        asked = []
+        floor = lambda op, spec, attributes: asked.append((op, spec.x_shape))  # noqa: E731
+        monkeypatch.setattr(_roofline, "floor_microseconds", floor)
+        gpu.plans["fprop"] = Plan()
+        numbers, dy = ("NHWC", "HWIO", "NHWC"), shaped((8, 6, 6, 4), "float32")
+        (row,) = explain(
+            lambda dy, w: jaxcudnn.conv_dgrad(
+                dy, w, (8, 8), padding=0, dimension_numbers=numbers
+            )
+        )(dy, shaped((3, 3, 4, 4), "float32"))  # fmt: skip
+        assert (row.op, asked) == ("dgrad", [("fprop", (8, 4, 6, 6))])
+
     def test_no_memory_to_measure_the_roofline(self, gpu, monkeypatch):
         def fail():
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")

@@ -13,7 +13,8 @@ import pytest
 
 from aot import shaped
 from cases import CUDNN_CASES, DTYPES, OPERANDS, named, parametrize
-from jaxcudnn import Options, _load, _lowering
+from jaxcudnn import Options, _fusion, _load, _lowering
+from jaxcudnn._spec import Epilogue
 from processes import run_python
 
 # The properties as cuDNN 9.19 reports them, and what later releases ask for beside them.
@@ -213,6 +214,20 @@ class TestPlansThatAreNotUsed:
         attributes = layer(op, dtype=dtype)
         plan = native.plan_from_properties(PROPERTIES, **attributes, alignment=alignment)
         assert plan.name == "eng0"
+
+    @pytest.mark.parametrize("op", ["fprop", "dgrad"])
+    @pytest.mark.parametrize("activation", ["", "relu", "gelu"])
+    def test_with_an_epilogue_only_precompiled_engines_take_any_address(
+        self, native, op, activation
+    ):
+        attributes = layer(op, activation=activation, residual=True, bias=True)
+        if _fusion.takes_any_address(op, Epilogue(activation, bias=True, residual=True)):
+            plan = native.plan_from_properties(PROPERTIES, **attributes, alignment=2)
+            assert plan.name == "eng0"
+        else:
+            # Of engines that want a driver to compile for, it says CUDNN_STATUS_..._MISSING.
+            with pytest.raises(native.UnsupportedError, match=r"CUDNN_STATUS_NOT_SUPPORTED$"):
+                native.plan_from_properties(PROPERTIES, **attributes, alignment=2)
 
 
 class TestRefusals:

@@ -56,6 +56,19 @@ def test_every_different_convolution_is_measured_once(gpu):
     assert row.spec.x_shape == (8, 4, 16, 16)
 
 
+def test_a_row_is_of_what_cudnn_is_given(gpu):
+    """An input gradient, as a forward convolution of what is as large as the output."""
+    dy, w = shaped((8, 6, 6, 4), "float32"), shaped((3, 3, 4, 4), "float32")
+
+    def gradient(dy, w):
+        hwio = ("NHWC", "HWIO", "NHWC")
+        return jaxcudnn.conv_dgrad(dy, w, (8, 8), padding=0, dimension_numbers=hwio)
+
+    (row,) = tune(gradient, dy, w, progress=False)
+    assert measured(gpu) == [row.op] == ["fprop"]
+    assert (row.spec.x_shape, row.spec.y_shape) == ((8, 4, 6, 6), (8, 4, 8, 8))
+
+
 def test_a_second_time_measures_nothing(gpu):
     tune(training, X, W, progress=False)
     tuned = tune(training, X, W, progress=False)
