@@ -11,7 +11,6 @@ without a GPU, and prints through which implementation the convolutions ran. It 
 
 import argparse
 import math
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from sklearn.model_selection import train_test_split
 from tqdm import tqdm
 
 import jaxcudnn
+from steps import implementation
 
 SIDE, CLASSES, BATCH = 8, 10, 64
 
@@ -106,14 +106,6 @@ def batches(data: Data, rng: np.random.Generator) -> Iterator[Data]:
         chosen = order[start : start + BATCH]
         row, column = rng.integers(0, 3, size=(2, BATCH))
         yield Data(np.moveaxis(shifted[chosen, row, column], 1, 3), data.labels[chosen])
-
-
-def implementation(lowered: jax.stages.Lowered) -> str:
-    """Say how the convolutions of a program are implemented, by counting them in its text."""
-    text = lowered.as_text()
-    cudnn = len(re.findall(r"custom_call @jaxcudnn_conv_v\d+\(", text))
-    xla = len(re.findall(r"stablehlo\.convolution\(", text))
-    return f"{cudnn} through cuDNN (jaxcudnn_conv), {xla} through XLA (stablehlo.convolution)"
 
 
 def gradient_bound(dtype: np.dtype) -> float:
