@@ -53,7 +53,7 @@ class Network(NamedTuple):
 
 
 def shapes(network: Network) -> dict[str, tuple[int, ...]]:
-    """Give the shape of each filter: (out, window, in), or (in, window, out) of a transposed one."""
+    """Give the shape of each filter: (out, window, in), but (in, window, out) in `up`."""
     channels = network.channels
     made: dict[str, tuple[int, ...]] = {"first": (channels, 7, BANDS)}
     for stage, stride in enumerate(STRIDES):
@@ -153,7 +153,7 @@ def loss_fn(params: Params, batch: Sounds, network: Network) -> jax.Array:
         abs(spectrum(jnp, made, window) - spectrum(jnp, jnp.asarray(batch.samples), window)).mean()
         for window in WINDOWS
     ]
-    return sum(differences[1:], differences[0])
+    return jnp.stack(differences).sum()
 
 
 def train(args: argparse.Namespace) -> steps.Run:

@@ -6,8 +6,8 @@
 
 Keras runs on JAX and knows nothing of this package: `jaxcudnn.installed()` is all there is to it.
 The weights are random, and nothing is downloaded. It prints how many convolutions of a training
-step cuDNN takes, and how far loss and gradients are from those that XLA computes by itself. It exits
-with 1 if rounding does not explain that.
+step cuDNN takes, and how far loss and gradients are from those that XLA computes by itself. It
+exits with 1 if rounding does not explain that.
 """
 
 import argparse

@@ -43,7 +43,7 @@ class Maker:
     def __init__(self, key: jax.Array, stock: bool):
         self.key, self.stock = key, stock
 
-    def make(self, kind: str, *shape: int, relu: bool = True, **options: Any) -> eqx.Module:
+    def make(self, kind: str, *shape: int, relu: bool = True, **options: Any) -> Any:
         """Make a module of the kind, with (inputs, outputs, window)."""
         self.key, key = jax.random.split(self.key)
         if not self.stock:
@@ -59,7 +59,7 @@ class Maker:
         first = self.make("Conv3d", inputs, outputs, 3, padding=1)
         return eqx.nn.Sequential(
             [groups, first, self.make("Conv3d", outputs, outputs, 3, padding=1)]
-        )  # pyright: ignore
+        )
 
 
 class UNet(eqx.Module):
