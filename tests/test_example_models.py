@@ -116,14 +116,6 @@ def test_keras_on_cpu():
     assert "Loss and gradients: relative difference 0.0e+00; rounding allows" in out
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-def test_keras_on_gpu():
-    out = keras_run("ResNet50", "--size", "64", "--batch", "8")
-    assert re.search(r"On CUDA, cuDNN takes (\d+) of the \1 convolutions of a step", out)
-    assert ", 0 through XLA" in out
-
-
 def test_called_functions_count_at_each_call():
     @jax.jit
     def twice(x, w):
