@@ -169,7 +169,8 @@ def test_slices_of_larger_arrays(activation: str):
 def test_what_is_not_finite(dtype: str):
     """relu passes NaN on, as `jax.nn.relu` does, and infinity."""
     x, w, bias, residual = operands(PLAIN, dtype, integers)
-    residual = jnp.asarray(residual).at[0, 0, 0, :3].set(jnp.asarray([np.nan, np.inf, -np.inf]))
+    special = jnp.asarray([np.nan, np.inf, -np.inf], dtype)
+    residual = jnp.asarray(residual).at[0, 0, 0, :3].set(special)
     assert fused(conv(PLAIN), x, w, bias, residual) == ["relu"]
     y = jax.jit(conv(PLAIN))(x, w, bias, residual)
     np.testing.assert_array_equal(np.asarray(y[0, 0, 0, :3], np.float32), [np.nan, np.inf, 0])
