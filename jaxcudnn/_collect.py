@@ -167,8 +167,8 @@ def _written(info: SourceInfo) -> tuple[tuple[Source, ...], str]:
     for source in _frames(info):
         if not source.file.startswith(_HERE):
             outside.append(source)
-        elif not outside:
-            call = source.function
+        elif not outside and source.function.isidentifier() and source.function[0] != "_":
+            call = source.function  # and no method of what stands for one in a library's module
     own = tuple(source for source in outside if not source.file.startswith(_INSTALLED))
     return own or tuple(outside[:1]), call
 

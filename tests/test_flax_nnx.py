@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jaxcudnn
 import modules
 from jaxcudnn import _load, flax
 from jaxcudnn.flax._filters import CONV_TRANSPOSE
@@ -284,6 +285,19 @@ class TestOnCuda:
         assert Program(ours.apply, ours.params, X).operations == ["dgrad"]
         program = Program(gradients(ours), ours.params, X)
         assert program.operations == ["dgrad", "fprop", "wgrad"]
+
+    @pytest.mark.parametrize(
+        "module, activation, call",
+        [
+            (conv, None, "conv_general_dilated"),
+            (conv, "relu", "conv_bias_act"),
+            (transposed, None, "conv_transpose"),
+            (transposed, "relu", "conv_transpose_bias_act"),
+        ],
+    )
+    def test_explain_names_the_function_that_computes_it(self, module, activation, call):
+        (row,) = jaxcudnn.explain(module(activation=activation, strides=(2, 2)))(X)
+        assert row.call == call
 
     @pytest.mark.parametrize(
         "module, layout",

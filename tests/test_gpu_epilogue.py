@@ -145,6 +145,37 @@ def test_engines_are_compiled_where_the_budget_allows_it(activation: str):
     )
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_slices_of_larger_arrays(activation: str):
+    """Which XLA may pass in place, at addresses that kernels compiled at run time refuse."""
+    arrays = operands(PLAIN, "bfloat16")
+    f = conv(PLAIN, activation, options={"tuning_budget": jaxcudnn.TuningBudget(milliseconds=3000)})
+    assert fused(f, *arrays) == [activation]
+    one = jnp.ones(1, "bfloat16")
+    flat = [jnp.concatenate([one, jnp.ravel(array), one]) for array in arrays]
+
+    @jax.jit
+    def inside(into, *flat):
+        shaped = (a[1:-1].reshape(b.shape) for a, b in zip(flat, arrays, strict=True))
+        return lax.dynamic_update_slice(into, f(*shaped).ravel(), (1,))
+
+    result = inside(jnp.ones(arrays[3].size + 2, "bfloat16"), *flat)
+    assert result[0] == result[-1] == 1
+    computed = result[1:-1].reshape(PLAIN.y_shape)
+    check_activated(computed, activation, PLAIN, arrays, "bfloat16", lax.Precision.DEFAULT)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_what_is_not_finite(dtype: str):
+    """relu passes NaN on, as `jax.nn.relu` does, and infinity."""
+    x, w, bias, residual = operands(PLAIN, dtype, integers)
+    special = jnp.asarray([np.nan, np.inf, -np.inf], dtype)
+    residual = jnp.asarray(residual).at[0, 0, 0, :3].set(special)
+    assert fused(conv(PLAIN), x, w, bias, residual) == ["relu"]
+    y = jax.jit(conv(PLAIN))(x, w, bias, residual)
+    np.testing.assert_array_equal(np.asarray(y[0, 0, 0, :3], np.float32), [np.nan, np.inf, 0])
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("activation", ["relu", "silu"])
 def test_the_input_as_residual(activation: str, dtype: str):
