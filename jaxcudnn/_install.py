@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 from jax.interpreters import mlir
@@ -41,13 +42,16 @@ def install(exclude: Exclude | None = None) -> None:
 
     Raises:
         TypeError: if `exclude` is neither None nor a function.
+        RuntimeError: if this version of JAX does not say how it lowers convolutions itself.
 
     Example:
         >>> import jaxcudnn
         >>> jaxcudnn.install(exclude=lambda call: call.dtype == "float32")
         >>> jaxcudnn.uninstall()
     """
-    _installation.set_everywhere(_installation.parse("jaxcudnn.install", exclude))
+    installation = _installation.parse("jaxcudnn.install", exclude)
+    _require_stock("jaxcudnn.install")
+    _installation.set_everywhere(installation)
 
 
 def uninstall() -> None:
@@ -74,6 +78,7 @@ def installed(active: bool = True, *, exclude: Exclude | None = None) -> Iterato
         TypeError: if `active` is not a truth value, or `exclude` neither None nor a function, or a
             function inside a function that is traced.
         ValueError: if there is an `exclude` where nothing is active.
+        RuntimeError: as `install`.
 
     Example:
         >>> import jax, jaxcudnn
@@ -92,6 +97,8 @@ def installed(active: bool = True, *, exclude: Exclude | None = None) -> Iterato
             f"{caller}: exclude must be None where active is False, got {exclude!r}; leave it out"
         )
     installation = _installation.parse(caller, exclude) if active else None
+    if active:
+        _require_stock(caller)
     with ExitStack() as scopes:
         if _installation.is_tracing():
             scopes.enter_context(_installation.mark(caller, installation))
@@ -99,7 +106,24 @@ def installed(active: bool = True, *, exclude: Exclude | None = None) -> Iterato
         yield
 
 
-_stock: Any = mlir._platform_specific_lowerings["cuda"][lax.conv_general_dilated_p].rule
+def _stock_rule() -> Any:
+    """Give the rule by which JAX lowers its convolution on CUDA; None if that is kept elsewhere."""
+    try:
+        return mlir._platform_specific_lowerings["cuda"][lax.conv_general_dilated_p].rule
+    except (AttributeError, KeyError):
+        return None
+
+
+def _require_stock(caller: str) -> None:
+    if _stock is None:
+        raise RuntimeError(
+            f"{caller}: JAX must keep its own rule for convolutions where this version of jaxcudnn "
+            f"finds it, got jax {jax.__version__}, which does not; take jax 0.10 to 0.12, or call "
+            f"jaxcudnn's functions"
+        )
+
+
+_stock = _stock_rule()
 
 
 def _lower(ctx: mlir.LoweringRuleContext, lhs: Any, rhs: Any, **params: Any) -> Any:
@@ -141,4 +165,5 @@ def _warn_of_division() -> None:
 
 # JAX asks once a program for equal equations. What is decided depends on nothing but the equation,
 # its types and its metadata, and on what holds for the whole program.
-mlir.register_lowering(lax.conv_general_dilated_p, _lower, platform="cuda")
+if _stock is not None:
+    mlir.register_lowering(lax.conv_general_dilated_p, _lower, platform="cuda")

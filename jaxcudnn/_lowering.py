@@ -255,9 +255,10 @@ def _forms(op: str, spec: ConvSpec, layout: Layout) -> Iterator[_Form]:
         fprop = _routes.fprop_of_dgrad(spec, layout)
         memory = layout.memory_order("w", channels_first=own["channels_first"])
         is_copied = memory != tuple(range(len(memory)))
-        if fprop and _routes.prefers_fprop(
+        is_preferred = _routes.prefers_fprop(
             spec, own["dtype"], allow_tf32=own["allow_tf32"], is_copied=is_copied
-        ):
+        )
+        if fprop and is_preferred and not _too_large(fprop.spec):
             attributes = _attributes("fprop", fprop.spec, fprop.layout)
             attributes["algorithm"] = own["algorithm"]
             yield _Form(fprop.spec, fprop.layout, attributes, fprop.filter, is_own=False)

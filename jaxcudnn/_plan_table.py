@@ -24,7 +24,8 @@ class Candidate:
         notes: cuDNN's notes, such as 'tensor core'.
         workspace: the bytes of scratch memory that it needs; None for one that could not be built.
         microseconds: the time of one execution on the device; None if it was not timed.
-        chosen: whether the convolution will run by it.
+        chosen: whether the convolution will run by it, if cuDNN is given it as it is here: channels
+            last, and no other operation (docs/plans.md).
         reason: why it was not timed, or is not used; empty otherwise.
     """
 

@@ -4,15 +4,13 @@
 import re
 from typing import Any
 
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from haiku.experimental import layer_stack
 
 import modules
-from jaxcudnn import _load, _modules, haiku
+from jaxcudnn import _load, _modules
 from modules import (
     ACTIVATIONS,
     Program,
@@ -24,6 +22,11 @@ from modules import (
     integers,
     pairwise,
 )
+
+hk = pytest.importorskip("haiku")
+layer_stack = pytest.importorskip("haiku.experimental").layer_stack
+
+from jaxcudnn import haiku  # noqa: E402 (it needs the library)
 
 # Of all classes arguments, and how many spatial dimensions they have.
 CLASSES: dict[str, tuple[dict[str, Any], int]] = {

@@ -15,7 +15,7 @@ from jax import lax
 import jaxcudnn
 import lowered
 from aot import shaped
-from jaxcudnn import _load
+from jaxcudnn import _install, _load
 from lowered import convolutions
 
 X, W = shaped((4, 6, 9, 8), "float32"), shaped((6, 6, 3, 3), "float32")
@@ -66,8 +66,9 @@ class TestWhereItHolds:
 
     def test_the_innermost_block_decides(self):
         jaxcudnn.install()
+        jaxcudnn.uninstall()
         with jaxcudnn.installed(False):
-            assert convolutions(conv, X, W) == ONE_OF_XLAS
+            pass  # asks for nothing
             with jaxcudnn.installed():
                 assert convolutions(conv, X, W) == ONE_OF_OURS
             assert convolutions(conv, X, W) == ONE_OF_XLAS
@@ -317,3 +318,15 @@ class TestExclusion:
         text = "jaxcudnn.installed: exclude must be None where active is False, got .*; leave it"
         with pytest.raises(ValueError, match=text), jaxcudnn.installed(False, exclude=bool):
             pass
+
+    def test_a_jax_that_keeps_its_rule_elsewhere(self, monkeypatch):
+        monkeypatch.setattr(_install.mlir, "_platform_specific_lowerings", {})
+        monkeypatch.setattr(_install, "_stock", _install._stock_rule())
+        text = "jaxcudnn.install(ed)?: JAX must keep its own rule .*, got jax .*; take jax 0.10 to"
+        with pytest.raises(RuntimeError, match=text):
+            jaxcudnn.install()
+        with pytest.raises(RuntimeError, match=text), jaxcudnn.installed():
+            pass
+        jaxcudnn.uninstall()
+        with jaxcudnn.installed(False):
+            pass  # asks for nothing

@@ -112,6 +112,14 @@ class TestFpropOfDgrad:
             found, _ = attributes(gradient, x, w)
         assert (found["op"], found["algorithm"]) == (op, "exhaustive")
 
+    def test_not_where_its_padding_is_too_large(self, monkeypatch):
+        monkeypatch.setattr(_lowering, "LARGEST", 16)
+        f = lambda dy, w: jaxcudnn.conv_dgrad(dy, w, (13, 13), padding=0)  # noqa: E731
+        dy, w = shaped((2, 16, 7, 7), "float32"), shaped((16, 16, 7, 7), "float32")
+        assert attributes(f, dy, w)[0]["op"] == "dgrad"  # dy with its padding has 19 positions
+        monkeypatch.setattr(_lowering, "LARGEST", 19)
+        assert attributes(f, dy, w)[0]["op"] == "fprop"
+
     def test_without_a_plan_the_gradient_itself_is_asked_for(self, monkeypatch):
         asked = []
 
