@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from record import read
+from record import Record, read
 from report import render
 
 
@@ -41,6 +41,29 @@ def worker(script: str, name: str, args: argparse.Namespace) -> tuple[list[str],
         command.append("--dry-run")
         environment["JAX_PLATFORMS"] = "cpu"
     return command, environment
+
+
+def run_in_process(
+    script: str, name: str, args: argparse.Namespace, seconds: float, **changes: str
+) -> None:
+    """Run a section in a process of its own, and note it if that does not end as it should.
+
+    Args:
+        script: the command that is its own worker.
+        name: the section's.
+        args: the command's.
+        seconds: how long it may take.
+        **changes: to the environment.
+    """
+    Record(args.output, name, fresh=True)
+    command, environment = worker(script, name, args)
+    try:
+        status = subprocess.run(command, env=environment | changes, timeout=seconds).returncode
+        fault = f"its process ended with status {status}" if status else None
+    except subprocess.TimeoutExpired:
+        fault = f"its process did not end within {seconds} s"
+    if fault:
+        Record(args.output, name, fresh=False).failure(f"{name}: {fault}")
 
 
 def measure(

@@ -10,12 +10,11 @@ in the file as soon as it is measured. `--dry-run` runs all of it on a CPU, for 
 """
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from command import measure, options, worker
+from command import measure, options, run_in_process
 from record import Record
 
 TIMEOUTS = {"plans": 90, "host": 90, "chain": 120, "layers": 300, "headline": 150}
@@ -23,16 +22,8 @@ TIMEOUTS = {"plans": 90, "host": 90, "chain": 120, "layers": 300, "headline": 15
 
 
 def run_section(name: str, args: argparse.Namespace) -> None:
-    """Run a section in a process of its own, and note it if that does not end as it should."""
-    Record(args.output, name, fresh=True)
-    command, environment = worker(__file__, name, args)
-    try:
-        status = subprocess.run(command, env=environment, timeout=TIMEOUTS[name]).returncode
-        fault = f"its process ended with status {status}" if status else None
-    except subprocess.TimeoutExpired:
-        fault = f"its process did not end within {TIMEOUTS[name]} s"
-    if fault:
-        Record(args.output, name, fresh=False).failure(f"{name}: {fault}")
+    """Run a section in a process of its own."""
+    run_in_process(__file__, name, args, TIMEOUTS[name])
 
 
 def work(name: str, args: argparse.Namespace) -> None:

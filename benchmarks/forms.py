@@ -13,14 +13,13 @@ not measured. Each section runs in a process of its own. It needs a GPU.
 
 import argparse
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from command import has_gpu, options, worker
+from command import has_gpu, options, run_in_process
 from jax import lax
 from machines import DryRun, Gpu, Machine
 from record import Record, read
@@ -194,17 +193,8 @@ def measure(machine: Machine, attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_section(name: str, args: argparse.Namespace) -> None:
-    """Run a section in a process of its own, and note it if that does not end as it should."""
-    Record(args.output, name, fresh=True)
-    command, environment = worker(__file__, name, args)
-    environment["JAXCUDNN_STORE"] = "off"
-    try:
-        status = subprocess.run(command, env=environment, timeout=TIMEOUTS[name]).returncode
-        fault = f"its process ended with status {status}" if status else None
-    except subprocess.TimeoutExpired:
-        fault = f"its process did not end within {TIMEOUTS[name]} s"
-    if fault:
-        Record(args.output, name, fresh=False).failure(f"{name}: {fault}")
+    """Run a section in a process of its own, where nothing is known from others."""
+    run_in_process(__file__, name, args, TIMEOUTS[name], JAXCUDNN_STORE="off")
 
 
 def work(name: str, args: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from command import measure, options, worker
+from command import measure, options, run_in_process
 from record import Record
 
 TIMEOUTS = {"tuning": 120, "first_call": 330, "lookups": 60, "memory": 240}
@@ -33,17 +33,9 @@ FIRST_CALLS = (
 
 def run_section(name: str, args: argparse.Namespace) -> None:
     """Run a section in a process of its own, and note it if that does not end as it should."""
-    Record(args.output, name, fresh=True)
-    command, environment = worker(__file__, name, args)
     with tempfile.TemporaryDirectory() as folder:
-        environment["JAXCUDNN_STORE"] = str(Path(folder) / "choices")
-        try:
-            status = subprocess.run(command, env=environment, timeout=TIMEOUTS[name]).returncode
-            fault = f"its process ended with status {status}" if status else None
-        except subprocess.TimeoutExpired:
-            fault = f"its process did not end within {TIMEOUTS[name]} s"
-    if fault:
-        Record(args.output, name, fresh=False).failure(f"{name}: {fault}")
+        store = str(Path(folder) / "choices")
+        run_in_process(__file__, name, args, TIMEOUTS[name], JAXCUDNN_STORE=store)
 
 
 def work(name: str, args: argparse.Namespace) -> None:

@@ -164,11 +164,7 @@ class ConvGraph : public fe::graph::Graph {
       };
       found.erase(std::remove_if(found.begin() + 1, found.end(), is_unpromising), found.end());
     }
-    // The budget may not last for those that cuDNN puts first.
-    const std::string_view promising = is_depthwise ? kGenericEngine
-                                       : is_usual || problem_.spec.op != ConvOp::kWgrad
-                                           ? std::string_view()
-                                           : kUnusualWgradEngine;
+    const std::string_view promising = Promising(is_usual);
     std::stable_partition(found.begin(), found.end(),
                           [&](const FoundPlan& plan) { return EngineOf(plan.name) == promising; });
     return found;
@@ -186,6 +182,12 @@ class ConvGraph : public fe::graph::Graph {
   }
 
  private:
+  /// The engine that is timed first, since the budget may not last for all; empty if there is none.
+  [[nodiscard]] std::string_view Promising(bool is_usual) const {
+    if (HasOneChannelAGroup(problem_.spec)) return kGenericEngine;
+    return !is_usual && problem_.spec.op == ConvOp::kWgrad ? kUnusualWgradEngine : "";
+  }
+
   void AddOperation() {
     const ConvSpec& spec = problem_.spec;
     switch (spec.op) {

@@ -2,9 +2,7 @@
 #include "plans.h"
 
 #include <algorithm>
-#include <functional>
 #include <mutex>
-#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -114,18 +112,16 @@ bool MayPayToCompile(const Problem& problem, double microseconds) {
   constexpr double kLong_us = 300;              // a second is then earned in some thousand runs
   constexpr double kBytesPerMicrosecond = 2e6;  // half of what the fastest GPUs move
   const ConvSpec& spec = problem.spec;
-  double elements = 0;
-  for (const auto* sizes : {&spec.x, &spec.w, &spec.y}) {
-    elements += std::accumulate(sizes->begin(), sizes->end(), 1.0, std::multiplies<>());
-  }
-  const double slow_us =
-      elements * static_cast<double>(RowOf(spec.dtype).bytes) / kBytesPerMicrosecond;
+  double bytes = 0;
+  for (Operand operand : kAllOperands) bytes += static_cast<double>(BytesOf(spec, operand));
+  const double slow_us = bytes / kBytesPerMicrosecond;
   return problem.options.allow_runtime_compilation && !problem.options.is_exhaustive() &&
          HasOneChannelAGroup(spec) && microseconds > std::max(kLong_us, slow_us);
 }
 
-/// Times one more plan against the fastest of a list, if that leaves something to be wished for.
-/// The plan joins the list if it needs no more workspace than there is.
+/// Times one more plan, if the fastest of a list leaves something to be wished for. It is the one
+/// candidate by which the budget may be exceeded. It joins the list if it needs no more workspace
+/// than there is.
 void TimeCompiled(const PlanRequest& request, const Bench& bench, PlanList& list, Tuning& tuning) {
   if (tuning.fastest == kNone) return;
   if (!MayPayToCompile(request.problem, tuning.timings[tuning.fastest].microseconds)) return;
@@ -134,11 +130,12 @@ void TimeCompiled(const PlanRequest& request, const Bench& bench, PlanList& list
     return plan->workspace_size() >= compiled->workspace_size();
   };
   if (!compiled || std::none_of(list.begin(), list.end(), needs_less)) return;
-  Tuning final = Tune(request.problem, {list[tuning.fastest], compiled}, bench);
-  tuning.milliseconds += final.milliseconds;
-  tuning.timings.push_back(final.timings[1]);
+  const Tuning alone = Tune(request.problem, {compiled}, bench);
+  tuning.milliseconds += alone.milliseconds;
+  tuning.timings.push_back(alone.timings[0]);
   list.push_back(std::move(compiled));
-  if (final.fastest == 1) tuning.fastest = list.size() - 1;
+  const double best = tuning.timings[tuning.fastest].microseconds;
+  if (tuning.timings.back().microseconds < best) tuning.fastest = list.size() - 1;  // false for NaN
 }
 
 /// Times the candidates. If none could be, the choice is the first that has not failed, which

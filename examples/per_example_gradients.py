@@ -187,11 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     params = train(args, train_data)
     read = logits(params, jnp.asarray(test_data.images)).argmax(1)
     right = np.asarray(read) == test_data.labels
-    print(f"Test accuracy {right.mean():.1%} ({right.sum()} of {right.size})")
-    if right.mean() < args.min_accuracy:
-        print(f"Less than the {args.min_accuracy:.1%} of --min-accuracy.", file=sys.stderr)
-        return 1
-    return 0
+    return steps.judge(right, args.min_accuracy)
 
 
 if __name__ == "__main__":

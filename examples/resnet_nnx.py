@@ -157,11 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model.eval()  # the means that batch normalisation has gathered
     logits = nnx.jit(lambda model, images: model(images))(model, jnp.asarray(test_data.images))
     right = np.asarray(logits).argmax(1) == test_data.labels
-    print(f"Test accuracy {right.mean():.1%} ({right.sum()} of {right.size})")
-    if right.mean() < args.min_accuracy:
-        print(f"Less than the {args.min_accuracy:.1%} of --min-accuracy.", file=sys.stderr)
-        return 1
-    return 0
+    return steps.judge(right, args.min_accuracy)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -31,6 +32,15 @@ def implementation(lowered: jax.stages.Lowered) -> str:
 
     cudnn, xla = count(r"custom_call @jaxcudnn_conv_v\d+\("), count(r"stablehlo\.convolution\(")
     return f"{cudnn} through cuDNN (jaxcudnn_conv), {xla} through XLA (stablehlo.convolution)"
+
+
+def judge(right: np.ndarray, least: float, remark: str = "") -> int:
+    """Print the accuracy, of which so much is asked, and give the status to exit with."""
+    print(f"Test accuracy {right.mean():.1%} ({right.sum()} of {right.size}){remark}")
+    if right.mean() < least:
+        print(f"Less than the {least:.1%} of --min-accuracy.", file=sys.stderr)
+        return 1
+    return 0
 
 
 class Run(NamedTuple):

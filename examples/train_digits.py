@@ -31,7 +31,7 @@ from sklearn.model_selection import train_test_split
 from tqdm import tqdm
 
 import jaxcudnn
-from steps import implementation
+from steps import implementation, judge
 
 SIDE, CLASSES, BATCH = 8, 10, 64
 
@@ -278,12 +278,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     history = train(train_data, test_data, params, args.epochs, args.seed)
     draw(args.output, history, test_data)
     right = history.log_probabilities.argmax(1) == test_data.labels
-    print(f"Test accuracy {right.mean():.1%} ({right.sum()} of {right.size}) after ", end="")
-    print(f"{time.perf_counter() - start:.0f} s; figure in {args.output}")
-    if right.mean() < args.min_accuracy:
-        print(f"Less than the {args.min_accuracy:.1%} of --min-accuracy.", file=sys.stderr)
-        return 1
-    return 0
+    seconds = time.perf_counter() - start
+    remark = f" after {seconds:.0f} s; figure in {args.output}"
+    return judge(right, args.min_accuracy, remark)
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def _unfused(op: str, spec: ConvSpec, epilogue: Epilogue) -> str:
     """Say why cuDNN is not asked for a convolution with its epilogue; nothing if it is."""
     if refusal(op, spec):
         return "the convolution is left to lax"
-    if max(math.prod(spec.x_shape), math.prod(spec.y_shape)) > MOST_ELEMENTS:
+    if max(math.prod(spec.shape(role)) for role in ROLES[op]) > MOST_ELEMENTS:
         return "an array is too large for one call of cuDNN"
     if _computed_in(op, spec) != spec.dtype(ROLES[op][2]):
         return "cuDNN computes it in another dtype than the result's"

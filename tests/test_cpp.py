@@ -19,7 +19,7 @@ SOURCES = {
     "host_reference_test.cc": ["conv_spec.cc", "host_reference.cc"],
     "known_faults_test.cc": ["conv_spec.cc", "known_faults.cc"],
     "plan_cache_test.cc": [],
-    "plans_test.cc": ["conv_spec.cc", "plans.cc"],
+    "plans_test.cc": ["conv_spec.cc", "host_reference.cc", "plans.cc"],
     "tuning_test.cc": [],
 }
 

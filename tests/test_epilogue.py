@@ -19,7 +19,7 @@ import oracle
 from aot import parse_attributes, shaped
 from cases import Case, integers, normal, parametrize
 from epilogues import ACTIVATIONS, ADDENDS, channels_shape, conv, exact_sum
-from jaxcudnn import _fusion, _load, _plans, _spec
+from jaxcudnn import _fusion, _load, _lowering, _plans, _spec
 from jaxcudnn._activations import ACTIVATIONS as TABLE
 from tolerance import assert_close_activated
 
@@ -496,6 +496,14 @@ class TestRule:
     def test_reasons(self, op, changes, epilogue, with_gpu, without):
         for has_device, reason in ((True, with_gpu), (False, without)):
             found = _fusion.fused_form(op, spec(**changes), epilogue, has_device=has_device)
+            assert found.startswith(reason) and bool(found) == bool(reason)
+
+    @pytest.mark.parametrize(("k", "largest"), [(64, 64 * 9 * 64), (8, 2 * 9 * 8 * 64)])
+    def test_no_array_may_be_too_large(self, monkeypatch, k, largest):
+        """Of which the filter is one."""
+        for limit, reason in ((largest, ""), (largest - 1, "an array is too large for one call")):
+            monkeypatch.setattr(_lowering, "MOST_ELEMENTS", limit)
+            found = _lowering._unfused("fprop", spec(k=k), RELU)
             assert found.startswith(reason) and bool(found) == bool(reason)
 
     def test_a_bias_is_added_where_precompiled_engines_want_one(self):
