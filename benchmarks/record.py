@@ -5,7 +5,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,14 @@ class Record:
         return self._own["figures"]
 
     def environment(self, environment: dict[str, str | None]) -> None:
-        """Say on what the figures are measured; those of another environment are dropped."""
+        """Say on what the figures are measured; all those of another environment are dropped."""
 
         def lasting(values: dict[str, Any]) -> dict[str, Any]:
             return {key: value for key, value in values.items() if key != "date"}
 
         if lasting(self._all["environment"]) != lasting(environment):
             self._all["sections"] = {self._section: self._own}
+            self._own.update(figures={}, rows=[], failures=[])
         self._all["environment"] = environment
         self._write()
 
@@ -58,6 +59,13 @@ class Record:
     def row(self, **row: Any) -> None:
         """Add a row to the section's table."""
         self._own["rows"].append(row)
+        self._write()
+
+    def drop(self, chosen: Callable[[dict[str, Any]], bool]) -> None:
+        """Forget some rows, and the failures that are not of an entry whose rows are kept."""
+        self._own["rows"] = rows = [row for row in self._own["rows"] if not chosen(row)]
+        marks = tuple(row["entry"] + mark for row in rows for mark in (" ", ","))
+        self._own["failures"] = [text for text in self._own["failures"] if text.startswith(marks)]
         self._write()
 
     @contextmanager

@@ -29,7 +29,11 @@ QUICK_LAYERS = 2
 
 def run_section(name: str, args: argparse.Namespace) -> None:
     """Run a section in processes of its own, and note what kept it from its end."""
-    Record(args.output, name, fresh=True)
+    # PyTorch is measured once for all transposed ones, so that those are measured together too.
+    keeps = name == "reported" and (args.resume or args.entry)
+    kept = Record(args.output, name, fresh=not keeps)
+    if keeps:
+        kept.drop(lambda row: not args.resume and is_chosen(row["entry"], args, ()))
     progress = args.output.with_suffix(".progress")
     command, environment = worker(__file__, name, args)
     for entry in args.entry or ():
@@ -66,6 +70,8 @@ def reported(machine, record: Record, progress: Progress, args: argparse.Namespa
         measurement = Measurement(machine, progress, entry.name, machine.scaled(entry), effort)
         measurement.run()
         record_rows(record, measurement)
+    order = [entry.name for entry in load()]
+    record.rows.sort(key=lambda row: order.index(row["entry"]))
 
 
 def transposed(machine, record: Record, progress: Progress, args: argparse.Namespace) -> None:
@@ -117,8 +123,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     description = (__doc__ or "").split("\n")[0]
     parser = options(description, Path("reports/reported.json"), [*TIMEOUTS])
     parser.add_argument(
-        "--entry", action="append", help="only those with this in their name; may be repeated"
+        "--entry",
+        action="append",
+        help="only those with this in their name; may be repeated; the file keeps the others",
     )
+    parser.add_argument("--resume", action="store_true", help="only what the file has no rows of")
     parser.add_argument("--faults", help=argparse.SUPPRESS)
     parser.add_argument("--progress", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(argv)

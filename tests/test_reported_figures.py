@@ -26,7 +26,7 @@ ENTRIES = ["jax#17464", "pytorch#19599", "pytorch#136812"]
 
 
 def arguments(**changes):
-    given = {"entry": None, "quick": True, "dry_run": True}
+    given = {"entry": None, "quick": True, "dry_run": True, "resume": False}
     return argparse.Namespace(**{**given, **changes})
 
 
@@ -110,6 +110,48 @@ def test_what_is_recorded_is_not_measured_again(tmp_path, monkeypatch):
     monkeypatch.setattr(entries, "Measurement", None)
     reported_figures.reported(machines.DryRun(), own, None, arguments(entry=["jax#12461"]))
     assert own.rows == first
+
+
+@pytest.mark.parametrize(
+    ("options", "left", "failures"),
+    [
+        ({"resume": True}, ["a#1", "a#10", "b#2"], ["a#10, check: x", "b#2 fwd: y"]),
+        ({"entry": ["a#1"]}, ["b#2"], ["b#2 fwd: y"]),
+        ({"entry": ["b#2"]}, ["a#1", "a#10"], ["a#10, check: x"]),
+        ({}, [], []),
+    ],
+)
+def test_what_is_kept_of_an_earlier_run(tmp_path, monkeypatch, options, left, failures):
+    path = tmp_path / "results.json"
+    own = record.Record(path, "reported", fresh=True)
+    for name in ("a#1", "a#10", "b#2"):
+        own.row(entry=name)
+    for text in ("a#10, check: x", "b#2 fwd: y", "reported: no time was left"):
+        own.failure(text)
+    monkeypatch.setattr(reported_figures, "supervise", lambda *_, **__: "")
+    given = arguments(**options, output=path)
+    reported_figures.run_section("reported", given)
+    section = record.read(path)["sections"]["reported"]
+    assert [row["entry"] for row in section["rows"]] == left
+    assert section["failures"] == failures
+
+
+def test_rows_of_another_machine_are_dropped(tmp_path):
+    own = record.Record(tmp_path / "results.json", "reported", fresh=True)
+    own.environment({"GPU": "a", "date": "1"})
+    own.row(entry="a#1")
+    own.environment({"GPU": "a", "date": "2"})
+    assert own.rows
+    own.environment({"GPU": "b", "date": "2"})
+    assert not own.rows
+
+
+def test_rows_stand_in_the_order_of_the_entries(tmp_path):
+    measured("reported", tmp_path, entry=["pytorch#19599"])
+    own = record.Record(tmp_path / "results.json", "reported", fresh=False)
+    progress = watch.Progress(tmp_path / "progress", {})
+    reported_figures.reported(machines.DryRun(), own, progress, arguments(entry=["jax#12461"]))
+    assert [row["entry"] for row in own.rows[::3]] == ["jax#12461", "pytorch#19599"]
 
 
 # What goes wrong
