@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "error.h"
+#include "host_reference.h"
 #include "known_faults.h"
 #include "planner.h"
 
@@ -30,8 +31,11 @@ enum Uid : int64_t { kX = 1, kW = 2, kY = 3, kResidual = 4, kBias = 5 };
 inline constexpr size_t kSeveral = 8;
 // Fewer, and dilation, leave cuDNN's recommendations poor.
 inline constexpr int64_t kFewChannels = 8;
-// Bytes that any plan may need to be worth measuring; more only if cuDNN's first needs it too.
+// Bytes that any plan may need to be worth measuring; more only if cuDNN's first needs about as
+// much, or if channels are few, where the fast plans spread them out to many.
 inline constexpr int64_t kOrdinaryWorkspace = int64_t{64} << 20;
+inline constexpr int64_t kAboutAsMuch = 2;  // times
+inline constexpr int64_t kSpreadOut = 4;    // times what the arrays take
 // What every plan's name begins with, before the engine's number.
 inline constexpr std::string_view kEngine = "eng";
 // Right for anything and fast for little: cuDNN puts it first where it is the best.
@@ -157,7 +161,8 @@ class ConvGraph : public fe::graph::Graph {
     }
     if (!everything && !found.empty()) {
       const bool suits_generic = is_depthwise || Products(problem_.spec) <= kFewProducts;
-      const int64_t most = std::max(found[0].plan->getWorkspaceSize(), kOrdinaryWorkspace);
+      int64_t most = std::max(kAboutAsMuch * found[0].plan->getWorkspaceSize(), kOrdinaryWorkspace);
+      if (!is_usual) most = std::max(most, kSpreadOut * BytesOf(problem_.spec));
       const auto is_unpromising = [&](const FoundPlan& plan) {
         return (EngineOf(plan.name) == kGenericEngine && !suits_generic) ||
                plan.plan->getWorkspaceSize() > most;

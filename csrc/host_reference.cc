@@ -282,6 +282,12 @@ int64_t BytesOf(const ConvSpec& spec, Operand operand) {
   return sizes.empty() ? 0 : Count(sizes) * RowOf(spec.dtype).bytes;
 }
 
+int64_t BytesOf(const ConvSpec& spec) {
+  int64_t bytes = 0;
+  for (Operand operand : kAllOperands) bytes += BytesOf(spec, operand);
+  return bytes;
+}
+
 std::vector<int> Pattern(Operand operand) {
   // Primes; and the numbers of a linear congruential generator, between -2 and 2.
   constexpr size_t kPeriods[] = {8191, 8179, 1, 8171, 8167};

@@ -18,8 +18,9 @@ inline constexpr Operand kAllOperands[] = {Operand::kFirst, Operand::kSecond, Op
 /// for a bias of K numbers; none of what the epilogue does not have.
 [[nodiscard]] std::vector<int64_t> SizesOf(const ConvSpec& spec, Operand operand);
 
-/// How many bytes it has.
+/// How many bytes it has, and all of them have.
 [[nodiscard]] int64_t BytesOf(const ConvSpec& spec, Operand operand);
+[[nodiscard]] int64_t BytesOf(const ConvSpec& spec);
 
 /// Small integers that fill an operand, repeated with a period that is prime, so that no stride of
 /// an array meets the same number again and again. Their sums are exact in float32.

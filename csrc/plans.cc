@@ -112,9 +112,7 @@ bool MayPayToCompile(const Problem& problem, double microseconds) {
   constexpr double kLong_us = 300;              // a second is then earned in some thousand runs
   constexpr double kBytesPerMicrosecond = 2e6;  // half of what the fastest GPUs move
   const ConvSpec& spec = problem.spec;
-  double bytes = 0;
-  for (Operand operand : kAllOperands) bytes += static_cast<double>(BytesOf(spec, operand));
-  const double slow_us = bytes / kBytesPerMicrosecond;
+  const double slow_us = static_cast<double>(BytesOf(spec)) / kBytesPerMicrosecond;
   return problem.options.allow_runtime_compilation && !problem.options.is_exhaustive() &&
          HasOneChannelAGroup(spec) && microseconds > std::max(kLong_us, slow_us);
 }

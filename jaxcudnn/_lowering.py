@@ -23,6 +23,11 @@ WORKSPACE_BUDGET = 64 << 20
 """Bytes that a program reserves which is lowered where there is no GPU to ask for the plan. The
 plan is then chosen where the program runs, among those that fit."""
 
+LEAST_WORKSPACE_LIMIT = 1 << 30
+ARRAYS_IN_WORKSPACE = 2
+"""Bytes of scratch memory that a plan may need if the user sets no limit: so many, or so many times
+what the arrays take, for plans that bring all of them into another order."""
+
 LARGEST = 2**31 - 1
 """The largest size, stride, padding or dilation that cuDNN is given."""
 
@@ -365,15 +370,20 @@ def _attributes(
         "activation": epilogue.activation,
         "bias": epilogue.bias,
         "residual": epilogue.residual,
+        "workspace_limit": spec.options.workspace_limit or _workspace_limit(spec, dtype),
         **_options_of(spec.options, op),
     }
+
+
+def _workspace_limit(spec: ConvSpec, dtype: str) -> int:
+    elements = sum(math.prod(spec.shape(role)) for role in ("x", "w", "y"))
+    return max(LEAST_WORKSPACE_LIMIT, ARRAYS_IN_WORKSPACE * elements * jnp.dtype(dtype).itemsize)
 
 
 def _options_of(options: Options, op: str) -> dict[str, Any]:
     """Say how the plan is chosen, and which may be."""
     budget = options.tuning_budget
     return {
-        "workspace_limit": options.workspace_limit,
         "algorithm": options.algorithm_for(op),
         "deterministic": options.deterministic or xla_is_deterministic(),
         "allow_reduced_precision_reduction": options.allow_reduced_precision_reduction,

@@ -61,7 +61,8 @@ class Options:
             'exhaustive', the fastest of all that it has, whatever that costs; or the name of a
             plan, which every convolution it holds for then uses. A mapping from 'fprop', 'dgrad'
             and 'wgrad' to these chooses by operation, 'measure' where it says nothing.
-        workspace_limit: bytes of scratch memory; plans that need more are not considered.
+        workspace_limit: bytes of scratch memory; plans that need more are not considered. None is
+            1 GiB, or twice what the convolution's own arrays take, if that is more.
         deterministic: whether only plans whose results are equal bit by bit from run to run are
             considered. They are taken in cuDNN's order, untimed, unless `jaxcudnn.tune` has timed
             them or one is named. XLA's flags for deterministic operations turn it on, too.
@@ -80,7 +81,7 @@ class Options:
     """
 
     algorithm: str | Mapping[str, str] | tuple[tuple[str, str], ...] = "measure"
-    workspace_limit: int = 1 << 30
+    workspace_limit: int | None = None
     deterministic: bool = False
     allow_tf32: bool = True
     allow_reduced_precision_reduction: bool = False
@@ -92,8 +93,9 @@ class Options:
     def __post_init__(self) -> None:
         """Check the values, NumPy's among them, and make of them Python's own, which hash."""
         object.__setattr__(self, "algorithm", _algorithm(self.algorithm))
-        limit = _int("workspace_limit", self.workspace_limit, minimum=1, of="Options")
-        object.__setattr__(self, "workspace_limit", limit)
+        if self.workspace_limit is not None:
+            limit = _int("workspace_limit", self.workspace_limit, minimum=1, of="Options")
+            object.__setattr__(self, "workspace_limit", limit)
         for name in [each.name for each in fields(self) if each.type is bool]:
             value = getattr(self, name)
             if not isinstance(value, (bool, np.bool_)):

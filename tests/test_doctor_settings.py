@@ -65,7 +65,7 @@ class TestOptions:
         options = _options.Options(algorithm="heuristic")
         found = [f.found for f in self.check(options, JAXCUDNN_ALGORITHM="heuristic")]
         assert found[0] == "algorithm = 'heuristic', by JAXCUDNN_ALGORITHM"
-        assert found[1] == "workspace_limit = 1073741824, the default"
+        assert found[1] == "workspace_limit = None, the default"
         assert len(found) == len(_options.Options.__dataclass_fields__)
 
     def test_that_xla_turns_on(self, monkeypatch):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What JAX's lowering makes of the primitives for each platform, before XLA sees it."""
 
+import functools
 import re
 from typing import Any
 
@@ -313,7 +314,22 @@ class TestOnAMachineWithAGpu:
         ((wanted, device),) = asked
         assert device == 3
         assert wanted == parse_attributes(line)
-        assert wanted["workspace_limit"] == jaxcudnn.Options().workspace_limit == 1 << 30
+        assert wanted["workspace_limit"] == 1 << 30
+
+    @pytest.mark.parametrize(
+        ("images", "options", "limit"),
+        [
+            (1, {}, 1 << 30),
+            (200, {}, 2 * 4 * (2 * 200 * 64 * 64 * 256 + 256 * 256)),
+            (200, {"workspace_limit": 5}, 5),
+        ],
+    )
+    def test_limit_of_the_workspace(self, asked, images, options, limit):
+        x = jax.ShapeDtypeStruct((images, 64, 64, 256), "float32")
+        w = jax.ShapeDtypeStruct((256, 1, 1, 256), "float32")
+        calls(functools.partial(conv, options=options), x, w)
+        ((wanted, _),) = asked
+        assert wanted["workspace_limit"] == limit
 
     @pytest.mark.parametrize("computed", OPERANDS)
     def test_lax_where_cudnn_has_no_plan(self, computed):

@@ -61,7 +61,7 @@ class TestValues:
     def test_defaults(self):
         assert Options() == Options(
             algorithm="measure",
-            workspace_limit=1 << 30,
+            workspace_limit=None,
             deterministic=False,
             allow_tf32=True,
             allow_reduced_precision_reduction=False,

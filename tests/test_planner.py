@@ -79,6 +79,7 @@ def layer(op, x=(8, 64, 56, 56), w=(128, 64, 3, 3), padding=1, **changes):
         "activation": "",
         "residual": False,
         "bias": False,
+        "workspace_limit": 1 << 30,
         **_lowering._options_of(Options(), op),
         **changes,
     }
@@ -228,6 +229,34 @@ class TestPlansThatAreNotUsed:
             # Of engines that want a driver to compile for, it says CUDNN_STATUS_..._MISSING.
             with pytest.raises(native.UnsupportedError, match=r"CUDNN_STATUS_NOT_SUPPORTED$"):
                 native.plan_from_properties(PROPERTIES, **attributes, alignment=2)
+
+
+class TestCandidates:
+    """Which are worth measuring."""
+
+    MIB = 1 << 20
+
+    def workspaces(self, native, **changes):
+        attributes = {**changes, "algorithm": "measure", "dtype": "float32"}
+        found = native.candidates_from_properties(PROPERTIES, **attributes)
+        return {plan.name.split("_")[0]: plan.workspace_size for plan in found}
+
+    def test_about_as_much_workspace_as_the_first(self, native):
+        # Two fifths faster than the first on a GPU, and with a hundredth more workspace.
+        x, w = (32, 3, 16, 64, 64), (64, 3, 3, 3, 3)
+        found = self.workspaces(native, **layer("wgrad", x, w) | {"channels_first": True})
+        assert next(iter(found)) == "eng30"
+        assert max(found.values()) > 500 * self.MIB
+
+    def test_several_times_the_arrays_where_channels_are_few(self, native):
+        x, w = (16, 1, 1, 109_000), (1000, 1, 1, 10_000)
+        strided = {"y": [16, 1000, 1, 100], "stride": [1, 1000]}
+        found = self.workspaces(native, **layer("fprop", x, w, padding=0) | strided)
+        assert 64 * self.MIB < max(found.values()) < 4 * 54 * 10**6
+
+    def test_little_for_usual_ones(self, native):
+        found = self.workspaces(native, **layer("wgrad", (256, 64, 56, 56), (64, 64, 3, 3)))
+        assert max(found.values()) <= 64 * self.MIB
 
 
 class TestRefusals:

@@ -207,6 +207,8 @@ void EpiloguesFollowTheSum() {
   CHECK(SizesOf(spec, Operand::kResidual) == spec.y && BytesOf(spec, Operand::kResidual) == 1120);
   CHECK(SizesOf(spec, Operand::kBias) == (Sizes{1, 7, 1, 1}));
   CHECK(BytesOf(spec, Operand::kBias) == 28);
+  CHECK(BytesOf(spec) ==
+        BytesOf(spec, Operand::kFirst) + BytesOf(spec, Operand::kSecond) + 2 * 1120 + 28);
   spec.op = ConvOp::kDgrad;
   CHECK(SizesOf(spec, Operand::kBias) == (Sizes{1, 3, 1, 1}));
 }
