@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from step_times import Event
 
 PAUSE = 10e-3
 """Seconds without work between two programs' turns; half as long a gap separates them again."""
@@ -28,14 +29,6 @@ class Program(NamedTuple):
 
     step: Callable[[], Any]
     wait: Callable[[Any], object] = jax.block_until_ready
-
-
-class Event(NamedTuple):
-    """One visit of the GPU's: a kernel, a memset or a copy. Times in nanoseconds."""
-
-    name: str
-    start: float
-    duration: float
 
 
 class Kernel(NamedTuple):

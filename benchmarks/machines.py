@@ -16,8 +16,9 @@ from typing import Any, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
-from device_time import Kernel, Program, StepTime, device_times
+from device_time import Kernel, Program, StepTime, device_times, traced_events
 from frontend import Frontend
+from step_times import Event
 
 from jaxcudnn import _load, _plans
 
@@ -64,6 +65,10 @@ class Gpu:
     ) -> dict[str, StepTime]:
         """Time what programs do on the GPU."""
         return device_times(programs, rounds=rounds, steps=steps)
+
+    def turn(self, program: Program, steps: int) -> list[Event]:
+        """Give what runs on the GPU in some steps of a program that has run before."""
+        return traced_events({"": program}, 1, steps)
 
     def plan(self, attributes: dict[str, Any]) -> Any:
         """Give jaxcudnn's plan, from its cache if it is there, measured if it has to be."""
@@ -136,6 +141,13 @@ class DryRun:
             microseconds = (time.perf_counter() - start) * 1e6
             times[label] = StepTime((Kernel("dry-run", 1, microseconds),))
         return times
+
+    def turn(self, program: Program, steps: int) -> list[Event]:
+        """Time some steps of a program on the host, and call them one kernel."""
+        start = time.perf_counter_ns()
+        for _ in range(steps):
+            program.wait(program.step())
+        return [Event("dry-run", start, time.perf_counter_ns() - start)]
 
     def plan(self, attributes: dict[str, Any]) -> Any:
         """Invent a plan."""

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training step of a network in JAX, and how long it takes: by XLA alone, or under `install`."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax_models
+import numpy as np
+import optax
+from device_time import Program
+from step_times import step_figures, wall_ms
+from machines import Machine
+from model_table import Effort, Model
+from record import Record
+
+import jaxcudnn
+
+OPTIMIZERS = {
+    "sgd": lambda: optax.sgd(0.1, momentum=0.9),
+    "adam": lambda: optax.adam(1e-3),
+    "adamw": lambda: optax.adamw(1e-3, weight_decay=0.05),
+}
+
+State = tuple[Any, Any, Any]
+"""Parameters, running means of normalisations, and what the optimiser keeps."""
+
+
+class Batch(NamedTuple):
+    """What a step sees: inputs in bfloat16, and labels or float32 numbers."""
+
+    inputs: jax.Array
+    targets: jax.Array
+
+
+class Training(NamedTuple):
+    """A step, with what it is first given."""
+
+    step: Callable[[State, Batch], tuple[State, jax.Array]]
+    """Gives the new state, and the loss under the old one."""
+    state: State
+    batch: Batch
+    parameters: int
+    """How many numbers those are."""
+
+
+def training(name: str, model: Model, *, small: bool) -> Training:
+    """Make a network, its optimiser and a batch of random numbers."""
+    size = model.size(small=small)
+    classes = {"classes": model.classes} if model.classes else {}
+    network = jax_models.NETWORKS[name](**size.arguments, **classes)
+    draw = np.random.default_rng(0)
+    inputs = jnp.asarray(draw.standard_normal((size.batch, *size.inputs), np.float32), jnp.bfloat16)
+    targets = (size.batch, *size.targets)
+    if model.classes:
+        batch = Batch(inputs, jnp.asarray(draw.integers(model.classes, size=targets, dtype="int32")))
+    else:
+        batch = Batch(inputs, jnp.asarray(draw.uniform(-0.5, 0.5, targets), jnp.float32))
+    shapes = jax.eval_shape(network.init, jax.random.key(0), inputs)
+    variables = jax.tree.map_with_path(lambda path, kind: initial(draw, path, kind), shapes)
+    parameters, statistics = variables["params"], variables.get("batch_stats", {})
+    optimizer = OPTIMIZERS[model.optimizer]()
+
+    def loss_fn(parameters: Any, statistics: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        given = {"params": parameters, "batch_stats": statistics}
+        outputs, changed = network.apply(given, batch.inputs, mutable=["batch_stats"])
+        outputs = jnp.asarray(outputs, jnp.float32)
+        if model.classes:
+            losses = optax.softmax_cross_entropy_with_integer_labels(outputs, batch.targets)
+        else:
+            losses = abs(outputs - batch.targets)
+        return losses.mean(), changed.get("batch_stats", {})
+
+    def step(state: State, batch: Batch) -> tuple[State, jax.Array]:
+        parameters, statistics, kept = state
+        (loss, statistics), gradient = jax.value_and_grad(loss_fn, has_aux=True)(
+            parameters, statistics, batch
+        )
+        updates, kept = optimizer.update(gradient, kept, parameters)
+        return (optax.apply_updates(parameters, updates), statistics, kept), loss
+
+    state = parameters, statistics, optimizer.init(parameters)
+    return Training(step, state, batch, sum(p.size for p in jax.tree.leaves(parameters)))
+
+
+def initial(draw: np.random.Generator, path: tuple[Any, ...], kind: Any) -> jax.Array:
+    """Draw a filter or a matrix that keeps variances; scales and variances are 1, all else 0."""
+    name = path[-1].key
+    if name == "kernel":
+        deviation = math.sqrt(2 / math.prod(kind.shape[:-1]))
+        return jnp.asarray(deviation * draw.standard_normal(kind.shape, np.float32))
+    return jnp.full(kind.shape, float(name in ("scale", "var")), kind.dtype)
+
+
+def measure(made: Training, machine: Machine, record: Record, effort: Effort) -> None:
+    """Time the first call of a jitted step in this process, and later ones."""
+    record.figures(parameters=made.parameters)
+    state, batch = jax.block_until_ready((made.state, made.batch))
+    start = time.perf_counter()
+    lowered = jax.jit(made.step, donate_argnums=0).lower(state, batch)
+    is_lowered = time.perf_counter()
+    compiled = lowered.compile()
+    is_compiled = time.perf_counter()
+    state, loss = jax.block_until_ready(compiled(state, batch))
+    done = time.perf_counter()
+    record.figures(
+        first_s=done - start,
+        lower_s=is_lowered - start,
+        compile_s=is_compiled - is_lowered,
+        run_s=done - is_compiled,
+        first_loss=float(loss),
+    )
+    print(f"  first call {done - start:.1f} s", flush=True)
+
+    def step() -> jax.Array:
+        nonlocal state
+        state, loss = compiled(state, batch)
+        return loss
+
+    for _ in range(effort.warm):
+        jax.block_until_ready(step())
+    program = Program(step)
+    walls = [wall_ms(program.step, program.wait, effort.steps) for _ in range(effort.repeats)]
+    record.figures(wall_ms=min(walls), walls_ms=walls)
+    print(f"  {min(walls):.2f} ms a step", flush=True)
+    turns = [machine.turn(program, effort.traced_steps) for _ in range(effort.turns)]
+    record.figures(**step_figures(turns, effort.traced_steps), last_loss=float(step()))
+    print(f"  {record.values['device_ms']:.2f} ms of them on the device", flush=True)
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    record.figures(peak_mib=statistics.get("peak_bytes_in_use", 0) / 2**20)
+
+
+def explain(made: Training, record: Record) -> None:
+    """Record what jaxcudnn says of each convolution of the step, and how many are whose."""
+    kinds = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (made.state, made.batch)
+    )
+    found = jaxcudnn.explain(made.step)(*kinds)
+    for row in found:
+        spec = row.spec
+        geometry = spec and (spec.x_shape, spec.w_shape, spec.strides, spec.dilation, spec.groups)
+        record.row(
+            op=row.op,
+            reading=row.reading,
+            count=row.count,
+            shapes=row.shapes,
+            forward=geometry,
+            dtypes=row.dtypes,
+            route=row.route,
+            reason=row.reason,
+            plan=row.plan,
+            workspace=row.workspace,
+            tried=row.tried,
+            us=row.microseconds,
+            floor_us=row.floor_microseconds,
+        )
+    record.figures(
+        convolutions=sum(row.count for row in found),
+        left_to_lax=sum(row.count for row in found if row.reason),
+        convolutions_ms=sum(row.count * (row.microseconds or 0) for row in found) / 1e3,
+    )
