@@ -17,7 +17,7 @@ from pathlib import Path
 from command import measure, options, run_in_process
 from record import Record
 
-TIMEOUTS = {"plans": 90, "host": 90, "chain": 120, "layers": 300, "headline": 150}
+TIMEOUTS = {"plans": 90, "host": 90, "chain": 120, "layers": 300, "headline": 150, "fused": 240}
 """The sections in the order in which they run, and the seconds that each may take."""
 
 
@@ -28,8 +28,9 @@ def run_section(name: str, args: argparse.Namespace) -> None:
 
 def work(name: str, args: argparse.Namespace) -> None:
     """Run a section in this process."""
+    from effort import QUICK, Effort
     from machines import DryRun, Gpu  # JAX is for the workers: it would hold the GPU's memory
-    from sections import QUICK, SECTIONS, Effort
+    from sections import SECTIONS
 
     record = Record(args.output, name, fresh=False)
     machine = DryRun() if args.dry_run else Gpu()

@@ -4,13 +4,16 @@
 Images are N positions C and filters K positions C, the layouts that cuDNN takes without a copy.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+import jaxcudnn
 from jaxcudnn._dtypes import Dtypes
 from jaxcudnn._spec import ConvSpec, Layout
 
@@ -73,17 +76,27 @@ class Conv:
         spatial = tuple(min(size, 2 * self.window) for size in self.spatial)
         return replace(self, batch=1, spatial=spatial, c=min(self.c, 4), k=min(self.k, 4))
 
+    @property
+    def geometry(self) -> dict[str, Any]:
+        """Give the arguments of `jax.lax.conv_general_dilated` beside the arrays."""
+        rank = len(self.spatial)
+        return {
+            "window_strides": (self.stride,) * rank,
+            "padding": [(self.padding, self.padding)] * rank,
+            "dimension_numbers": self.dimension_numbers,
+        }
+
+    def with_epilogue(
+        self, x: jax.Array, w: jax.Array, bias: jax.Array, residual: jax.Array | None = None
+    ) -> jax.Array:
+        """Compute relu(conv(x, w) + residual + bias) by jaxcudnn."""
+        return jaxcudnn.conv_bias_act(x, w, bias, residual, "relu", **self.geometry)
+
     def function(self, op: str, convolve: Convolve, dtype: str) -> Callable[..., jax.Array]:
         """Give the function of an operation, with the gradients as `jax.grad` writes them."""
 
         def forward(x, w):
-            return convolve(
-                x,
-                w,
-                (self.stride,) * len(self.spatial),
-                [(self.padding, self.padding)] * len(self.spatial),
-                dimension_numbers=self.dimension_numbers,
-            )
+            return convolve(x, w, **self.geometry)
 
         def aval(role):
             return jax.ShapeDtypeStruct(self.shapes()[role], jnp.dtype(dtype))
@@ -145,3 +158,19 @@ def chain(conv: Conv, convolve: Convolve, *, relu: bool) -> Callable[..., jax.Ar
         return x
 
     return apply
+
+
+class RandomData:
+    """Normal numbers, drawn once and cut to any shape: a generator for each shape would compile."""
+
+    def __init__(self, dtype: str) -> None:
+        """Start with an empty pool."""
+        self._dtype = dtype
+        self._pool = jnp.zeros(0, dtype)
+
+    def draw(self, shape: Sequence[int], offset: int) -> jax.Array:
+        """Give an array of numbers; `offset` makes arrays of equal shape differ."""
+        end = offset + math.prod(shape)
+        if self._pool.size < end:
+            self._pool = jax.random.normal(jax.random.key(0), (end,), self._dtype)
+        return jax.block_until_ready(self._pool[offset:end].reshape(shape))

@@ -147,3 +147,11 @@ def step_time(events: Sequence[Event], steps: int) -> StepTime:
             for name, visits in durations.items()
         )
     )
+
+
+def kernel_rows(step: StepTime) -> list[tuple[str, float, float]]:
+    """Give what is recorded of a step's kernels: name, visits, microseconds of one."""
+    return [
+        (kernel.name[:120], round(kernel.per_step, 3), round(kernel.microseconds, 3))
+        for kernel in step.kernels
+    ]

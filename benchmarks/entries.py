@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from device_time import Program, StepTime, fastest
+from device_time import Program, StepTime, fastest, kernel_rows
 from jax import lax
 from machines import Machine
 from record import Record
-from sections import kernel_rows
 from watch import Progress
 
 import jaxcudnn

@@ -1,24 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """The networks of model_table.py in Flax, which knows nothing of this package.
 
-Arrays are channels-last and bfloat16, parameters float32. torch_models.py has the same networks.
+Arrays are channels-last, and parameters float32. torch_models.py has the same networks, with their
+layers in the same order.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-DTYPE = jnp.bfloat16
+Layer = Callable[[jax.Array], jax.Array]
 
-conv = partial(nn.Conv, dtype=DTYPE)
-dense = partial(nn.Dense, dtype=DTYPE)
-batch_norm = partial(
-    nn.BatchNorm, use_running_average=False, momentum=0.9, epsilon=1e-5, dtype=DTYPE
-)
-layer_norm = partial(nn.LayerNorm, epsilon=1e-6, dtype=DTYPE)
+
+def in_dtype_of_input(module: Callable[..., nn.Module], **defaults: Any) -> Callable[..., Layer]:
+    """Give what makes layers of a kind: they compute in the dtype of what they are given."""
+
+    def make(*shape: Any, **options: Any) -> Layer:
+        return lambda x: module(*shape, dtype=x.dtype, **defaults | options)(x)
+
+    return make
+
+
+conv = in_dtype_of_input(nn.Conv)
+conv_transpose = in_dtype_of_input(nn.ConvTranspose)
+dense = in_dtype_of_input(nn.Dense)
+layer_norm = in_dtype_of_input(nn.LayerNorm, epsilon=1e-6)
+batch_norm = in_dtype_of_input(nn.BatchNorm, use_running_average=False, momentum=0.9, epsilon=1e-5)
 
 
 class Bottleneck(nn.Module):
@@ -67,7 +78,8 @@ class ConvNeXtBlock(nn.Module):
         width = x.shape[-1]
         y = layer_norm()(conv(width, (7, 7), padding=3, feature_group_count=width)(x))
         y = dense(width)(nn.gelu(dense(4 * width)(y), approximate=False))
-        return x + y * self.param("scale", nn.initializers.ones, (width,)).astype(DTYPE)
+        scale = self.param("scale", nn.initializers.ones, (width,)).astype(x.dtype)
+        return x + y * jnp.expand_dims(scale, (0, 1, 2))
 
 
 class ConvNeXt(nn.Module):
@@ -113,7 +125,7 @@ class UNet3D(nn.Module):
             kept.append(x)
         kept.pop()
         for channels in self.channels[-2::-1]:
-            up = nn.ConvTranspose(channels, (2, 2, 2), (2, 2, 2), dtype=DTYPE)
+            up = conv_transpose(channels, (2, 2, 2), (2, 2, 2))
             x = jnp.concatenate([nn.relu(up(x)), kept.pop()], axis=-1)
             x = layer(channels, layer(channels, x))
         return conv(self.classes, (1, 1, 1))(x)
@@ -136,8 +148,8 @@ class HifiGan(nn.Module):
         x = conv(self.channels, (7,))(x)
         for stage, stride in enumerate((8, 8, 2, 2)):
             channels = self.channels >> (stage + 1)
-            up = nn.ConvTranspose(channels, (2 * stride,), (stride,), dtype=DTYPE)
-            x, total = up(leaky(x)), jnp.zeros((), DTYPE)
+            up = conv_transpose(channels, (2 * stride,), (stride,))
+            x, total = up(leaky(x)), jnp.zeros((), x.dtype)
             for window in self.windows:
                 y = x
                 for dilation in self.dilations:

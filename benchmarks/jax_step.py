@@ -12,10 +12,10 @@ import jax_models
 import numpy as np
 import optax
 from device_time import Program
-from step_times import step_figures, wall_ms
 from machines import Machine
 from model_table import Effort, Model
 from record import Record
+from step_times import step_figures, wall_ms
 
 import jaxcudnn
 
@@ -32,36 +32,29 @@ State = tuple[Any, Any, Any]
 class Batch(NamedTuple):
     """What a step sees: inputs in bfloat16, and labels or float32 numbers."""
 
-    inputs: jax.Array
-    targets: jax.Array
+    inputs: Any
+    targets: Any
 
 
 class Training(NamedTuple):
-    """A step, with what it is first given."""
+    """A step, with the shapes of what it is given."""
 
     step: Callable[[State, Batch], tuple[State, jax.Array]]
     """Gives the new state, and the loss under the old one."""
     state: State
     batch: Batch
-    parameters: int
-    """How many numbers those are."""
+    classes: int
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(parameter.size for parameter in jax.tree.leaves(self.state[0]))
 
 
 def training(name: str, model: Model, *, small: bool) -> Training:
-    """Make a network, its optimiser and a batch of random numbers."""
+    """Make a network, its optimiser and the step that trains it."""
     size = model.size(small=small)
-    classes = {"classes": model.classes} if model.classes else {}
-    network = jax_models.NETWORKS[name](**size.arguments, **classes)
-    draw = np.random.default_rng(0)
-    inputs = jnp.asarray(draw.standard_normal((size.batch, *size.inputs), np.float32), jnp.bfloat16)
-    targets = (size.batch, *size.targets)
-    if model.classes:
-        batch = Batch(inputs, jnp.asarray(draw.integers(model.classes, size=targets, dtype="int32")))
-    else:
-        batch = Batch(inputs, jnp.asarray(draw.uniform(-0.5, 0.5, targets), jnp.float32))
-    shapes = jax.eval_shape(network.init, jax.random.key(0), inputs)
-    variables = jax.tree.map_with_path(lambda path, kind: initial(draw, path, kind), shapes)
-    parameters, statistics = variables["params"], variables.get("batch_stats", {})
+    network = jax_models.NETWORKS[name](**model.arguments(small=small))
     optimizer = OPTIMIZERS[model.optimizer]()
 
     def loss_fn(parameters: Any, statistics: Any, batch: Batch) -> tuple[jax.Array, Any]:
@@ -82,23 +75,46 @@ def training(name: str, model: Model, *, small: bool) -> Training:
         updates, kept = optimizer.update(gradient, kept, parameters)
         return (optax.apply_updates(parameters, updates), statistics, kept), loss
 
-    state = parameters, statistics, optimizer.init(parameters)
-    return Training(step, state, batch, sum(p.size for p in jax.tree.leaves(parameters)))
+    inputs = jax.ShapeDtypeStruct((size.batch, *size.inputs), jnp.bfloat16)
+    targets = jax.ShapeDtypeStruct(
+        (size.batch, *size.targets), jnp.int32 if model.classes else jnp.float32
+    )
+    variables = jax.eval_shape(network.init, jax.random.key(0), inputs)
+    parameters = variables["params"]
+    kept = jax.eval_shape(optimizer.init, parameters)
+    state = parameters, variables.get("batch_stats", {}), kept
+    return Training(step, state, Batch(inputs, targets), model.classes)
 
 
-def initial(draw: np.random.Generator, path: tuple[Any, ...], kind: Any) -> jax.Array:
-    """Draw a filter or a matrix that keeps variances; scales and variances are 1, all else 0."""
-    name = path[-1].key
-    if name == "kernel":
-        deviation = math.sqrt(2 / math.prod(kind.shape[:-1]))
-        return jnp.asarray(deviation * draw.standard_normal(kind.shape, np.float32))
-    return jnp.full(kind.shape, float(name in ("scale", "var")), kind.dtype)
+def draw(made: Training, seed: int = 0) -> tuple[State, Batch]:
+    """Draw a state and a batch on the host, where nothing has to be compiled for it.
+
+    Filters and matrices keep variances. Scales and variances are 1, all else is 0.
+    """
+    rng = np.random.default_rng(seed)
+
+    def parameter(path: tuple[Any, ...], kind: Any) -> jax.Array:
+        if path[-1].key == "kernel":
+            deviation = math.sqrt(2 / math.prod(kind.shape[:-1]))
+            return jnp.asarray(deviation * rng.standard_normal(kind.shape, np.float32))
+        return jnp.full(kind.shape, float(path[-1].key in ("scale", "var")), kind.dtype)
+
+    parameters, statistics, kept = made.state
+    zeros = jax.tree.map(lambda kind: jnp.zeros(kind.shape, kind.dtype), kept)
+    parameters, statistics = jax.tree.map_with_path(parameter, (parameters, statistics))
+    inputs, targets = made.batch
+    images = jnp.asarray(rng.standard_normal(inputs.shape, np.float32), inputs.dtype)
+    if made.classes:
+        numbers = rng.integers(made.classes, size=targets.shape)
+    else:
+        numbers = rng.uniform(-0.5, 0.5, targets.shape)
+    return (parameters, statistics, zeros), Batch(images, jnp.asarray(numbers, targets.dtype))
 
 
 def measure(made: Training, machine: Machine, record: Record, effort: Effort) -> None:
     """Time the first call of a jitted step in this process, and later ones."""
     record.figures(parameters=made.parameters)
-    state, batch = jax.block_until_ready((made.state, made.batch))
+    state, batch = jax.block_until_ready(draw(made))
     start = time.perf_counter()
     lowered = jax.jit(made.step, donate_argnums=0).lower(state, batch)
     is_lowered = time.perf_counter()
@@ -135,10 +151,7 @@ def measure(made: Training, machine: Machine, record: Record, effort: Effort) ->
 
 def explain(made: Training, record: Record) -> None:
     """Record what jaxcudnn says of each convolution of the step, and how many are whose."""
-    kinds = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (made.state, made.batch)
-    )
-    found = jaxcudnn.explain(made.step)(*kinds)
+    found = jaxcudnn.explain(made.step)(made.state, made.batch)
     for row in found:
         spec = row.spec
         geometry = spec and (spec.x_shape, spec.w_shape, spec.strides, spec.dilation, spec.groups)

@@ -60,6 +60,11 @@ class Model:
         """Give what is to be run."""
         return self.small if small else self.full
 
+    def arguments(self, *, small: bool) -> dict[str, Any]:
+        """Give the arguments of the network, in either library."""
+        classes = {"classes": self.classes} if self.classes else {}
+        return self.size(small=small).arguments | classes
+
 
 def images(batch: int, size: int, **arguments: Any) -> Size:
     """Give a classifier's size."""

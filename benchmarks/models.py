@@ -19,15 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from command import measure, options, run_in_process
+from model_report import SECTIONS
 from model_table import BY_DEFAULT, IMPLEMENTATIONS, MODELS, QUICK, Effort
 from record import Record
-
-SECTIONS = {
-    f"{model} by {implementation}": (model, implementation)
-    for model in MODELS
-    for implementation in IMPLEMENTATIONS
-}
-"""A section for each process."""
 
 
 def run_section(name: str, args: argparse.Namespace) -> None:
@@ -52,7 +46,7 @@ def work(name: str, args: argparse.Namespace) -> None:
 def with_torch(model: str, record: Record, effort: Effort, *, compiled: bool, small: bool) -> None:
     """Time a network in PyTorch, if it is installed."""
     if importlib.util.find_spec("torch") is None:
-        record.failure("PyTorch is not installed")
+        record.failure(f"{model} by PyTorch, which is not installed")
         return
     import torch_step
 

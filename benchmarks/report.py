@@ -11,7 +11,11 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import model_report
+import tuning_report
+from tables import Figure, number, table
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
@@ -19,16 +23,6 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 def compared(section: dict[str, Any]) -> list[dict[str, Any]]:
     """Give the rows in which cuDNN's frontend ran too."""
     return [row for row in section["rows"] if "frontend" in row["us"]]
-
-
-class Figure(NamedTuple):
-    """A figure to reach."""
-
-    text: str
-    section: str
-    limit: float
-    unit: str
-    value: Callable[[dict[str, Any]], float]
 
 
 FIGURES = (
@@ -54,6 +48,13 @@ FIGURES = (
         lambda section: section["figures"]["share_ns"] / 1e3,
     ),
     Figure(
+        "The same with bias, residual and ReLU",
+        "host",
+        1,
+        "us",
+        lambda section: section["figures"]["fused_share_ns"] / 1e3,
+    ),
+    Figure(
         "Initialize after the first time, median",
         "host",
         1,
@@ -75,46 +76,18 @@ FIGURES = (
         lambda section: section["figures"]["median_ms"],
     ),
     Figure(
-        "Measuring the plans of a new convolution, median",
-        "tuning",
-        150,
-        "ms",
-        lambda section: section["figures"]["median_ms"],
-    ),
-    Figure(
-        "The plan chosen within the budget over the fastest of all, bfloat16: the largest ratio",
-        "tuning",
-        1.02,
+        "Convolution with bias and ReLU, device time over the convolution alone: the largest ratio",
+        "fused",
+        1.03,
         "",
-        lambda section: section["figures"]["worst_ratio"]["bfloat16"],
+        lambda section: max(row["ratio"] for row in section["rows"]),
     ),
     Figure(
-        "The same, float32",
-        "tuning",
-        1.02,
-        "",
-        lambda section: section["figures"]["worst_ratio"]["float32"],
-    ),
-    Figure(
-        "First call of a ResNet-50 training step over `lax`'s",
-        "first_call",
+        "The same, and with a residual, over XLA's: the largest ratio",
+        "fused",
         1,
         "",
-        lambda section: seconds(section, "jaxcudnn, n") / seconds(section, "lax"),
-    ),
-    Figure(
-        "The same in a second process",
-        "first_call",
-        0.5,
-        "",
-        lambda section: seconds(section, "jaxcudnn, a") / seconds(section, "lax"),
-    ),
-    Figure(
-        "Cached plan look-up in Initialize, median",
-        "lookups",
-        2,
-        "us",
-        lambda section: section["figures"]["median_ns"] / 1e3,
+        lambda section: max(ratio for row in section["rows"] for ratio in row["lax_ratios"]),
     ),
     Figure(
         "Reported problems, device time over `lax`: the largest ratio",
@@ -137,12 +110,9 @@ FIGURES = (
         "",
         lambda section: max(row["torch_ratio"] for row in section["rows"] if "torch_ratio" in row),
     ),
+    *tuning_report.FIGURES,
+    *model_report.FIGURES,
 )
-
-
-def seconds(section: dict[str, Any], what: str) -> float:
-    """Give the duration of a first call."""
-    return next(row["seconds"] for row in section["rows"] if row["what"].startswith(what))
 
 
 def is_misread(row: dict[str, Any]) -> bool:
@@ -153,7 +123,7 @@ def is_misread(row: dict[str, Any]) -> bool:
 
 def render(results: dict[str, Any]) -> str:
     """Give all tables for which there are results."""
-    sections = results["sections"]
+    sections = model_report.with_models(results["sections"])
     parts = [environment_line(results["environment"]), figures_table(sections)]
     for name, part in PARTS.items():
         if name in sections and (sections[name]["rows"] or sections[name]["figures"]):
@@ -250,14 +220,34 @@ def host_part(section: dict[str, Any]) -> str:
     """Tell the time in the handlers."""
     figures = section["figures"]
     rows = [
-        (stage, number(figures[f"{stage}_ns"]), number(figures[f"{stage}_p90_ns"]))
+        (what, stage, number(figures[f"{key}{stage}_ns"]), number(figures[f"{key}{stage}_p90_ns"]))
+        for what, key in (("convolution", ""), ("with bias, residual and ReLU", "fused_"))
         for stage in ("execute", "enqueue", "initialize")
+        if f"{key}calls" in figures
     ]
     text = (
         f"Host nanoseconds in the handlers, {figures['calls']} calls of Execute; "
         "enqueue is cuDNN's part of it."
     )
-    return f"{text}\n\n{table(('stage', 'median', '90th percentile'), rows)}"
+    return f"{text}\n\n{table(('call', 'stage', 'median', '90th percentile'), rows)}"
+
+
+def fused_part(section: dict[str, Any]) -> str:
+    """Tell the device time of layers with bias, residual and ReLU."""
+    labels = ("conv", "bias", "lax bias", "residual", "lax residual")
+    cells = []
+    for row in section["rows"]:
+        us = row["us"]
+        plans = [call["unfused"] or call["plan"].split("_")[0] for call in row["calls"].values()]
+        times = [f"{us[label]:.1f}" if label in us else "" for label in labels]
+        cells.append((row["layer"], ", ".join(plans), *times, f"{row['ratio']:.3f}"))
+    head = ("convolution", "engines", "alone", "bias, ReLU", "by `lax`")
+    head += ("bias, residual, ReLU", "by `lax`", "bias, ReLU over alone")
+    text = (
+        "ResNet-50 layers with bias and ReLU, and with a residual as well, batch 128, bfloat16: "
+        "microseconds on the device."
+    )
+    return f"{text}\n\n{table(head, cells)}"
 
 
 def plans_part(section: dict[str, Any]) -> str:
@@ -335,102 +325,18 @@ def transposed_part(section: dict[str, Any]) -> str:
     return "\n\n".join(filter(None, (text, table(head, cells), faults.strip())))
 
 
-def tuning_part(section: dict[str, Any]) -> str:
-    """Tell what measuring cost and found, a row of the table for each pass."""
-    figures = section["figures"]
-    text = (
-        f"Plans measured within the budget of {number(figures['budget_ms'])} ms, which took "
-        f"{number(figures['most_ms'])} ms at most, and exhaustively. Microseconds on the "
-        "device, and the ratio to the fastest of all plans."
-    )
-    head = ("convolution", "pass", "dtype", "plan", "tried", "ms", "us", "ratio", "exhaustive ms")
-    rows = [
-        (
-            row["layer"],
-            row["op"],
-            row["dtype"],
-            row["plan"].split("_")[0],
-            str(row["tried"]),
-            number(row["ms"]),
-            f"{row['us']:.1f}",
-            f"{row['ratio']:.3f}",
-            number(row["exhaustive_ms"]),
-        )
-        for row in section["rows"]
-    ]
-    return f"{text}\n\n{table(head, rows)}"
-
-
-def first_call_part(section: dict[str, Any]) -> str:
-    """Tell how long first calls took."""
-    text = (
-        "First call of a jitted training step of ResNet-50 (64x224x224x3, bfloat16, 158 "
-        "convolutions): trace, lowering, compilation, tuning and the first run."
-    )
-    rows = [
-        (row["what"], number(row["seconds"]), number(row["next_ms"])) for row in section["rows"]
-    ]
-    return f"{text}\n\n{table(('process', 'first call, s', 'later steps, ms'), rows)}"
-
-
-def lookups_part(section: dict[str, Any]) -> str:
-    """Tell how long a known plan takes to find."""
-    figures = section["figures"]
-    return (
-        f"Initialize, in {figures['programs']} new programs whose plan the process knew: median "
-        f"{number(figures['first_ns'] / 1e3)} us in their first run, with everything out of the "
-        f"processor's caches after a compilation, and {number(figures['median_ns'] / 1e3)} us in "
-        "later ones."
-    )
-
-
-def memory_part(section: dict[str, Any]) -> str:
-    """Tell what plans hold of the host's memory."""
-    figures = section["figures"]
-    first, second = figures["executions_kib"]
-    return (
-        f"Host memory: {figures['shapes']} shapes planned in one process, of which the cache keeps "
-        f"{figures['kept']} plans, grew it by {number(figures['shapes_mib'])} MiB (to "
-        f"{number(figures['peak_mib'])} MiB at its peak). After {figures['executions']} runs of "
-        f"one program, as many again grew it by {number(first)} KiB, and as many again by "
-        f"{number(second)} KiB."
-    )
-
-
 PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "layers": layers_part,
     "headline": headline_part,
     "chain": chain_part,
     "host": host_part,
     "plans": plans_part,
-    "tuning": tuning_part,
-    "first_call": first_call_part,
-    "lookups": lookups_part,
-    "memory": memory_part,
+    "fused": fused_part,
     "reported": reported_part,
     "transposed": transposed_part,
+    **tuning_report.PARTS,
+    "models": model_report.models_part,
 }
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a Markdown table whose columns are aligned, so that it can be read as it is."""
-    lines = [tuple(head), *map(tuple, rows)]
-    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [
-        "| "
-        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        + " |"
-        for line in lines
-    ]
-    rule = "| " + " | ".join("-" * width for width in widths) + " |"
-    return "\n".join([padded[0], rule, *padded[1:]])
-
-
-def number(value: float) -> str:
-    """Write three digits, or all that are before the point."""
-    if value >= 100 or value == int(value):
-        return f"{value:.0f}"
-    return f"{value:.3g}"
 
 
 def insert(document: str, text: str) -> str:

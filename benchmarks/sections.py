@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The five sections: what each measures, and how."""
+"""The sections of `conv_figures.py`: what each measures, and how."""
 
-import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from convolutions import HEADLINES, PASSES, PLANNED, RESNET50, SMALL, Conv, chain
-from device_time import Program, StepTime, fastest
+from convolutions import HEADLINES, PASSES, PLANNED, RESNET50, SMALL, Conv, RandomData, chain
+from device_time import Program, StepTime, fastest, kernel_rows
+from effort import Effort
+from fused import fused
 from jax import lax
 from machines import Machine
 from record import Record
@@ -24,21 +25,6 @@ only for context; the layers after that go without."""
 
 NO_COMMAND_BUFFER = {"xla_gpu_graph_min_graph_size": 1_000_000}
 """Has XLA call the handlers in every step, instead of replaying a recording of what they did."""
-
-
-class Effort(NamedTuple):
-    """How often to repeat."""
-
-    layers: int = len(RESNET50)
-    rounds: int = 3
-    steps: int = 12
-    host_steps: int = 250
-    chain_layers: int = 20
-    chain_steps: int = 300
-    chain_repeats: int = 7
-
-
-QUICK = Effort(layers=2, rounds=2, steps=5, host_steps=20, chain_steps=20, chain_repeats=3)
 
 
 def layers(machine: Machine, record: Record, effort: Effort) -> None:
@@ -72,36 +58,40 @@ def headline(machine: Machine, record: Record, effort: Effort) -> None:
 
 
 def host(machine: Machine, record: Record, effort: Effort) -> None:
-    """Time jaxcudnn's handlers on the host, in a chain of small convolutions that is not recorded.
+    """Time jaxcudnn's handlers on the host, in chains of small convolutions that are not recorded.
 
-    Our share of Execute is all but cuDNN's own enqueue. The handlers read a clock twice for either,
-    so the share includes the cost of two readings.
+    One is of convolutions alone, one of convolutions with bias, residual and ReLU. Our share of
+    Execute is all but cuDNN's own enqueue. The handlers read a clock twice for either, so the share
+    includes the cost of two readings.
     """
     conv, layers = machine.scaled(SMALL), effort.chain_layers
-    step, x, filters = chain_program(
-        conv, layers, jaxcudnn.conv_general_dilated, relu=False, replay=False
-    )
+    bare = chain_program(conv, layers, jaxcudnn.conv_general_dilated, relu=False, replay=False)
+    record.figures(**handler_figures(machine, effort, *bare))
+    for name, value in handler_figures(machine, effort, *fused_chain(conv, layers)).items():
+        record.figures(**{f"fused_{name}": value})
+
+
+def handler_figures(
+    machine: Machine, effort: Effort, step: Callable[..., jax.Array], *operands: Any
+) -> dict[str, float]:
+    """Give medians, 90th percentiles and our share of what the handlers take, in nanoseconds."""
     for _ in range(3):
-        jax.block_until_ready(step(x, filters))
+        jax.block_until_ready(step(*operands))
 
     def run() -> None:
         out = None
         for _ in range(effort.host_steps):
-            out = step(x, filters)
+            out = step(*operands)
         jax.block_until_ready(out)
 
     samples = machine.stage_samples(run)
-    execute, enqueue, initialize = (
-        statistics.median(samples[stage]) for stage in ("execute", "enqueue", "initialize")
-    )
-    record.figures(
-        calls=len(samples["execute"]),
-        execute_ns=execute,
-        enqueue_ns=enqueue,
-        share_ns=execute - enqueue,
-        initialize_ns=initialize,
+    medians = {f"{stage}_ns": statistics.median(values) for stage, values in samples.items()}
+    return {
+        "calls": len(samples["execute"]),
+        **medians,
+        "share_ns": medians["execute_ns"] - medians["enqueue_ns"],
         **percentiles(samples),
-    )
+    }
 
 
 def percentiles(samples: Any) -> dict[str, float]:
@@ -171,23 +161,8 @@ SECTIONS: dict[str, Callable[[Machine, Record, Effort], None]] = {
     "chain": small_chain,
     "layers": layers,
     "headline": headline,
+    "fused": fused,
 }
-
-
-class RandomData:
-    """Normal numbers, drawn once and cut to any shape: a generator for each shape would compile."""
-
-    def __init__(self, dtype: str) -> None:
-        """Start with an empty pool."""
-        self._dtype = dtype
-        self._pool = jnp.zeros(0, dtype)
-
-    def draw(self, shape: Sequence[int], offset: int) -> jax.Array:
-        """Give an array of numbers; `offset` makes arrays of equal shape differ."""
-        end = offset + math.prod(shape)
-        if self._pool.size < end:
-            self._pool = jax.random.normal(jax.random.key(0), (end,), self._dtype)
-        return jax.block_until_ready(self._pool[offset:end].reshape(shape))
 
 
 class Bench:
@@ -276,14 +251,6 @@ class Bench:
         return result, seconds
 
 
-def kernel_rows(step: StepTime) -> list[tuple[str, float, float]]:
-    """Give what is recorded of a step's kernels: name, visits, microseconds of one."""
-    return [
-        (kernel.name[:120], round(kernel.per_step, 3), round(kernel.microseconds, 3))
-        for kernel in step.kernels
-    ]
-
-
 def chain_program(
     conv: Conv, layers: int, convolve: Callable[..., jax.Array], *, relu: bool, replay: bool
 ) -> tuple[Callable[..., jax.Array], jax.Array, list[jax.Array]]:
@@ -295,9 +262,28 @@ def chain_program(
         jax.random.normal(subkey, shapes["w"], jnp.bfloat16) * jnp.bfloat16(scale**0.5)
         for subkey in jax.random.split(key, layers)
     ]
-    on_gpu = jax.default_backend() == "gpu"
-    options = None if replay or not on_gpu else NO_COMMAND_BUFFER
-    return jax.jit(chain(conv, convolve, relu=relu), compiler_options=options), x, filters
+    step = jax.jit(chain(conv, convolve, relu=relu), compiler_options=options(replay=replay))
+    return step, x, filters
+
+
+def options(*, replay: bool) -> dict[str, Any] | None:
+    """Give the compiler's options by which XLA replays what handlers did, or calls them again."""
+    return None if replay or jax.default_backend() != "gpu" else NO_COMMAND_BUFFER
+
+
+def fused_chain(
+    conv: Conv, layers: int
+) -> tuple[Callable[..., jax.Array], jax.Array, list[jax.Array], jax.Array]:
+    """Give a compiled chain whose layers have a bias, and their input as the residual."""
+
+    def apply(x: jax.Array, filters: list[jax.Array], bias: jax.Array) -> jax.Array:
+        for w in filters:
+            x = conv.with_epilogue(x, w, bias, x)
+        return x
+
+    _, x, filters = chain_program(conv, layers, lax.conv_general_dilated, relu=True, replay=False)
+    step = jax.jit(apply, compiler_options=options(replay=False))
+    return step, x, filters, jnp.zeros(conv.k, jnp.bfloat16)
 
 
 def wall_time(step: Callable[[], Any], steps: int, *, wait_each: bool) -> float:

@@ -207,9 +207,7 @@ class MobileNetV2(nn.Module):
         layers, before = normalised(3, 32, 3, 2), 32
         for expansion, channels, blocks, stride in stages:
             for block in range(blocks):
-                layers.append(
-                    InvertedResidual(before, channels, expansion, 1 if block else stride)
-                )
+                layers.append(InvertedResidual(before, channels, expansion, 1 if block else stride))
                 before = channels
         layers += normalised(before, 1280, 1)
         self.layers = nn.Sequential(*layers)

@@ -36,8 +36,7 @@ def network(name: str, model: Model, *, small: bool, **form: Any) -> Any:
     Raises:
         RuntimeError: it has another number of parameters.
     """
-    classes = {"classes": model.classes} if model.classes else {}
-    made = torch_models.NETWORKS[name](**model.size(small=small).arguments, **classes, **form)
+    made = torch_models.NETWORKS[name](**model.arguments(small=small), **form)
     count = sum(p.numel() for p in made.parameters())
     if not small and count != model.parameters:
         raise RuntimeError(f"PyTorch's {name} has {count} parameters, not {model.parameters}")

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -19,9 +20,9 @@ import jaxcudnn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "benchmarks"))  # scripts, which no package holds
 command, record, report = map(importlib.import_module, "command record report".split())
-conv_figures, convolutions, device_time, frontend, machines, sections = map(
+conv_figures, convolutions, device_time, effort, frontend, fused, machines, sections = map(
     importlib.import_module,
-    "conv_figures convolutions device_time frontend machines sections".split(),
+    "conv_figures convolutions device_time effort frontend fused machines sections".split(),
 )
 ALL = [*convolutions.RESNET50, *convolutions.PLANNED, *(c for c, _ in convolutions.HEADLINES)]
 
@@ -210,12 +211,12 @@ def results(tmp_path_factory):
     once = dict.fromkeys(
         ("layers", "host_steps", "chain_layers", "chain_steps", "chain_repeats"), 1
     )
-    effort = sections.QUICK._replace(**once)
+    least = effort.QUICK._replace(**once)
     machine = machines.DryRun()
     for name in conv_figures.TIMEOUTS:
         own = record.Record(path, name, fresh=True)
         own.environment(machine.environment())
-        sections.SECTIONS[name](machine, own, effort)
+        sections.SECTIONS[name](machine, own, least)
         own.finish()
     return json.loads(path.read_text())
 
@@ -233,6 +234,44 @@ def test_dry_run_measures_everything(results):
         *[["frontend", "jaxcudnn", "lax"]] * 3,
         *[["frontend", "jaxcudnn"]] * 3,
     ]
+
+
+def test_dry_run_of_fused_layers(results):
+    (row,) = results["sections"]["fused"]["rows"]
+    us = row["us"]
+    assert [*us] == ["conv", "bias", "residual", "lax bias", "lax residual"]
+    assert row["ratio"] == us["bias"] / us["conv"]
+    assert row["lax_ratios"] == [us[which] / us[f"lax {which}"] for which in ("bias", "residual")]
+    assert [*row["calls"]] == ["conv", "bias", "residual"]
+
+
+def test_fused_layers_are_what_lax_computes():
+    conv = convolutions.RESNET50[3].shrunk()
+    operands = fused.draw(conv, convolutions.RandomData("bfloat16"))
+    alone, bias, residual = (f(*operands) for f in fused.by_jaxcudnn(conv).values())
+    by_lax = [f(*operands) for f in fused.by_lax(conv).values()]
+    assert alone.shape == bias.shape == operands[3].shape
+    for ours, theirs in zip((bias, residual), by_lax, strict=True):  # which rounds more often
+        atol = 2**-7 * float(jnp.abs(theirs).max())
+        np.testing.assert_allclose(ours.astype("float32"), theirs.astype("float32"), 0, atol)
+    assert not jnp.array_equal(bias, residual)
+
+
+def test_layers_are_fused_where_there_is_no_gpu_to_ask():
+    for conv in convolutions.RESNET50:
+        shapes = conv.shapes()
+        wanted = (shapes["x"], shapes["w"], (conv.k,), shapes["y"])
+        operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in wanted]
+        for f in fused.by_jaxcudnn(conv).values():
+            (row,) = jaxcudnn.explain(f)(*operands)
+            assert row.route == "cuDNN" and (not row.unfused or conv.c == 3), conv.name
+
+
+def test_host_is_of_both_chains(results):
+    figures = results["sections"]["host"]["figures"]
+    for key in ("", "fused_"):
+        share = figures[f"{key}execute_ns"] - figures[f"{key}enqueue_ns"]
+        assert figures[f"{key}share_ns"] == share
 
 
 def test_report_of_everything(results):
