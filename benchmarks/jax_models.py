@@ -63,7 +63,7 @@ class ResNet(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nn.relu(batch_norm()(conv(self.width, (7, 7), 2, padding=3, use_bias=False)(x)))
-        x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+        x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
         for stage, depth in enumerate(self.depths):
             for block in range(depth):
                 x = Bottleneck(self.width << stage, 2 if stage and not block else 1)(x)

@@ -93,22 +93,23 @@ def draw(made: Training, seed: int = 0) -> tuple[State, Batch]:
     """
     rng = np.random.default_rng(seed)
 
-    def parameter(path: tuple[Any, ...], kind: Any) -> jax.Array:
+    def parameter(path: tuple[Any, ...], kind: Any) -> np.ndarray:
         if path[-1].key == "kernel":
             deviation = math.sqrt(2 / math.prod(kind.shape[:-1]))
-            return jnp.asarray(deviation * rng.standard_normal(kind.shape, np.float32))
-        return jnp.full(kind.shape, float(path[-1].key in ("scale", "var")), kind.dtype)
+            return np.float32(deviation) * rng.standard_normal(kind.shape, np.float32)
+        return np.full(kind.shape, float(path[-1].key in ("scale", "var")), kind.dtype)
 
     parameters, statistics, kept = made.state
-    zeros = jax.tree.map(lambda kind: jnp.zeros(kind.shape, kind.dtype), kept)
+    zeros = jax.tree.map(lambda kind: np.zeros(kind.shape, kind.dtype), kept)
     parameters, statistics = jax.tree.map_with_path(parameter, (parameters, statistics))
     inputs, targets = made.batch
-    images = jnp.asarray(rng.standard_normal(inputs.shape, np.float32), inputs.dtype)
+    images = rng.standard_normal(inputs.shape, np.float32).astype(inputs.dtype)
     if made.classes:
         numbers = rng.integers(made.classes, size=targets.shape)
     else:
         numbers = rng.uniform(-0.5, 0.5, targets.shape)
-    return (parameters, statistics, zeros), Batch(images, jnp.asarray(numbers, targets.dtype))
+    batch = Batch(images, numbers.astype(targets.dtype))
+    return jax.device_put(((parameters, statistics, zeros), batch))
 
 
 def measure(made: Training, machine: Machine, record: Record, effort: Effort) -> None:
@@ -142,7 +143,7 @@ def measure(made: Training, machine: Machine, record: Record, effort: Effort) ->
     walls = [wall_ms(program.step, program.wait, effort.steps) for _ in range(effort.repeats)]
     record.figures(wall_ms=min(walls), walls_ms=walls)
     print(f"  {min(walls):.2f} ms a step", flush=True)
-    turns = [machine.turn(program, effort.traced_steps) for _ in range(effort.turns)]
+    _, *turns = [machine.turn(program, effort.traced_steps) for _ in range(1 + effort.turns)]
     record.figures(**step_figures(turns, effort.traced_steps), last_loss=float(step()))
     print(f"  {record.values['device_ms']:.2f} ms of them on the device", flush=True)
     statistics = jax.local_devices()[0].memory_stats() or {}

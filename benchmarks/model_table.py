@@ -24,7 +24,7 @@ class Effort(NamedTuple):
     """Of those steps, by the clock on the wall."""
     traced_steps: int = 5
     turns: int = 2
-    """Of those steps, under a profiler."""
+    """Of those steps, under a profiler, after one that may have missed some."""
 
 
 QUICK = Effort(warm=1, steps=3, repeats=1, traced_steps=2, turns=1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure training steps of whole networks on a GPU, by XLA, by cuDNN under `install`, by PyTorch.
 
-    pip install ".[cuda13]" flax optax
+    pip install ".[cuda13,examples,flax]"
     python benchmarks/models.py --output reports/models.json
     python benchmarks/report.py reports/models.json --write docs/models.md
 
@@ -86,9 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a report; return 1 if anything could not be measured."""
     description = (__doc__ or "").split("\n")[0]
     parser = options(description, Path("reports/models.json"), [*SECTIONS])
-    again = {"action": "append", "help": "only this one; may be repeated"}
-    parser.add_argument("--model", choices=MODELS, **again)
-    parser.add_argument("--implementation", choices=IMPLEMENTATIONS, **again)
+    for name, choices in (("--model", MODELS), ("--implementation", IMPLEMENTATIONS)):
+        parser.add_argument(
+            name, action="append", choices=choices, help="only this one; may be repeated"
+        )
     args = parser.parse_args(argv)
     if args.worker:
         work(args.worker, args)

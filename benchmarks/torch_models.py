@@ -8,9 +8,9 @@ one spatial dimension, so that networks of one dimension also come with two, one
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import nn
-from torch.nn import functional as F
+import torch  # pyright: ignore[reportMissingImports]
+from torch import nn  # pyright: ignore[reportMissingImports]
+from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
 
 
 class Bottleneck(nn.Module):

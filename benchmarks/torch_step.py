@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
+import torch  # pyright: ignore[reportMissingImports]
 import torch_models
 from model_table import Effort, Model, Size
 from record import Record
 from step_times import Event, step_figures, wall_ms
-from torch.nn import functional as F
+from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
 from torch_peer import visits
 
 OPTIMIZERS = {
@@ -105,7 +105,7 @@ def later_figures(step: Callable[[], Any], effort: Effort) -> dict[str, Any]:
     for _ in range(effort.warm):
         step().item()
     walls = [wall_ms(step, lambda loss: loss.item(), effort.steps) for _ in range(effort.repeats)]
-    turns = [turn(step, effort.traced_steps) for _ in range(effort.turns)]
+    _, *turns = [turn(step, effort.traced_steps) for _ in range(1 + effort.turns)]
     on_gpu = torch.cuda.is_available()
     return {
         "wall_ms": min(walls),

@@ -80,7 +80,7 @@ def as_torch(name: str, value: np.ndarray) -> np.ndarray:
     if value.ndim == 1:
         return value
     if "ConvTranspose" in name:  # which PyTorch reverses
-        value = np.flip(value, range(value.ndim - 2)).swapaxes(-2, -1)
+        value = np.flip(value, (*range(value.ndim - 2),)).swapaxes(-2, -1)
     return np.moveaxis(value, (-1, -2), (0, 1)).copy()
 
 
@@ -100,7 +100,7 @@ def test_the_same_network_in_pytorch(name):
         return variables
 
     variables = jax.eval_shape(init, jnp.asarray(x))
-    kinds = flatten_dict(variables["params"])
+    kinds: dict[Any, Any] = {**flatten_dict(variables["params"])}
     drawn = {
         path: rng.standard_normal(kinds[path].shape, np.float32)
         / np.float32(np.sqrt(np.prod(kinds[path].shape[:-1])))
