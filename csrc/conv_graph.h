@@ -3,9 +3,8 @@
 // Included by planner.cc alone: cudnn_frontend takes most of a minute to compile.
 #pragma once
 
-#include <cudnn_frontend.h>
-
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <set>
 #include <string>
@@ -15,20 +14,20 @@
 #include <vector>
 
 #include "error.h"
+#include "frontend.h"
 #include "host_reference.h"
 #include "known_faults.h"
 #include "planner.h"
 
 namespace jaxcudnn {
 
-namespace fe = cudnn_frontend;
-using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
-using DeviceProperties = std::shared_ptr<const fe::DeviceProperties>;
-
 enum Uid : int64_t { kX = 1, kW = 2, kY = 3, kResidual = 4, kBias = 5 };
 
 // As many recommendations make it needless to ask for more.
 inline constexpr size_t kSeveral = 8;
+// Candidates that are timed: with few channels more, since the best may be any engine's; and how
+// many of cuDNN's recommendations come before the engines' defaults.
+inline constexpr size_t kMost = 24, kMostOfFewChannels = 48, kFirst = 16;
 // Fewer, and dilation, leave cuDNN's recommendations poor.
 inline constexpr int64_t kFewChannels = 8;
 // Bytes that any plan may need to be worth measuring; more only if cuDNN's first needs about as
@@ -45,35 +44,6 @@ inline constexpr std::string_view kGenericEngine = "eng0";
 inline constexpr double kFewProducts = 1 << 27;
 // Often the fastest for filter gradients of few channels in TF32, and recommended last.
 inline constexpr std::string_view kUnusualWgradEngine = "eng30";
-
-// cuDNN's messages can run to many lines; the first few hundred characters name the cause.
-inline constexpr size_t kLongestReason = 400;
-
-inline void CheckFrontend(fe::error_t status, const char* what) {
-  if (status.is_good()) return;
-  const bool unsupported = status.get_code() == fe::error_code_t::GRAPH_NOT_SUPPORTED;
-  throw Error(unsupported ? ErrorCode::kUnsupported : ErrorCode::kInternal,
-              std::string(what) + " failed: " + status.get_message().substr(0, kLongestReason));
-}
-
-inline fe::DataType_t ToFrontend(DataType type) {
-  switch (type) {
-    case DataType::kFloat16:
-      return fe::DataType_t::HALF;
-    case DataType::kBFloat16:
-      return fe::DataType_t::BFLOAT16;
-    case DataType::kFloat32:
-      return fe::DataType_t::FLOAT;
-    case DataType::kFloat64:
-      return fe::DataType_t::DOUBLE;
-  }
-  throw Error(ErrorCode::kInternal, "a DataType is missing from ToFrontend");
-}
-
-/// What products are summed in.
-inline fe::DataType_t Accumulator(DataType type) {
-  return type == DataType::kFloat64 ? fe::DataType_t::DOUBLE : fe::DataType_t::FLOAT;
-}
 
 struct FoundPlan {
   std::shared_ptr<fe::ExecutionPlan> plan;
@@ -130,48 +100,15 @@ class ConvGraph : public fe::graph::Graph {
   }
 
   /// Candidates that can be built, those compiled at run time last. Unless `everything` is asked
-  /// for, cuDNN's recommendations are enough if there are several and channels are not few; and
-  /// left out, if there are others, are the generic engine where it might take long, one that has
-  /// to be compiled, and one whose workspace is out of proportion (docs/decisions.md).
+  /// for, no more than are worth timing, and left out, if there are others, are the generic engine
+  /// where it might take long, one that has to be compiled, and one whose workspace is out of
+  /// proportion (docs/decisions.md).
   std::vector<FoundPlan> All(bool everything) {
-    std::vector<FoundPlan> found;
-    std::vector<size_t> compiled_at_run_time;
-    const auto add = [&](Source append) {
-      for (size_t index : Append(append)) {
-        if (IsCompiledAtRunTime(index)) {
-          compiled_at_run_time.push_back(index);
-        } else if (auto plan = Built(index)) {
-          found.push_back(*std::move(plan));
-        }
-      }
-    };
-    const bool is_usual =
-        FewestChannels(problem_.spec) >= kFewChannels && !IsDilated(problem_.spec);
-    for (Source append : Sources()) {
-      add(append);
-      if (!everything && is_usual && found.size() >= kSeveral) {
-        add(&ConvGraph::AppendSeenEngines);
-        break;
-      }
-    }
-    const bool is_depthwise = HasOneChannelAGroup(problem_.spec);
-    for (size_t index : compiled_at_run_time) {
-      if (!everything && !found.empty()) break;
-      if (auto plan = Built(index)) found.push_back(*std::move(plan));
-    }
-    if (!everything && !found.empty()) {
-      const bool suits_generic = is_depthwise || Products(problem_.spec) <= kFewProducts;
-      int64_t most = std::max(kAboutAsMuch * found[0].plan->getWorkspaceSize(), kOrdinaryWorkspace);
-      if (!is_usual) most = std::max(most, kSpreadOut * BytesOf(problem_.spec));
-      const auto is_unpromising = [&](const FoundPlan& plan) {
-        return (EngineOf(plan.name) == kGenericEngine && !suits_generic) ||
-               plan.plan->getWorkspaceSize() > most;
-      };
-      found.erase(std::remove_if(found.begin() + 1, found.end(), is_unpromising), found.end());
-    }
-    const std::string_view promising = Promising(is_usual);
-    std::stable_partition(found.begin(), found.end(),
-                          [&](const FoundPlan& plan) { return EngineOf(plan.name) == promising; });
+    std::vector<FoundPlan> found = Collected(everything);
+    if (!everything && !found.empty()) Sift(found);
+    MoveToFront(found, [promising = Promising()](const FoundPlan& plan) {
+      return EngineOf(plan.name) == promising;
+    });
     return found;
   }
 
@@ -187,10 +124,72 @@ class ConvGraph : public fe::graph::Graph {
   }
 
  private:
+  [[nodiscard]] bool HasFewChannels() const { return FewestChannels(problem_.spec) < kFewChannels; }
+
+  /// Whether cuDNN's recommendations are good.
+  [[nodiscard]] bool IsUsual() const { return !HasFewChannels() && !IsDilated(problem_.spec); }
+
+  /// cuDNN's first recommendations; the engines that it recommended, or all if the convolution is
+  /// not usual or has few, with their own defaults; then the other recommendations.
+  std::vector<FoundPlan> Collected(bool everything) {
+    std::vector<FoundPlan> found;
+    std::vector<size_t> later, compiled_at_run_time;
+    size_t most = HasFewChannels() ? kMostOfFewChannels : kMost, first = kFirst;
+    if (everything) most = first = std::numeric_limits<size_t>::max();
+    const auto build = [&](size_t index) {
+      if (found.size() >= most) return;
+      if (auto plan = Built(index)) found.push_back(*std::move(plan));
+    };
+    const auto add = [&](Source append) {
+      for (size_t index : Append(append)) {
+        if (IsCompiledAtRunTime(index)) {
+          compiled_at_run_time.push_back(index);
+        } else if (append == &ConvGraph::AppendPreferred && found.size() >= first) {
+          later.push_back(index);
+        } else {
+          build(index);
+        }
+      }
+    };
+    for (Source append : Sources()) {
+      add(append);
+      if (!everything && IsUsual() && found.size() >= kSeveral) {
+        add(&ConvGraph::AppendSeenEngines);
+        break;
+      }
+    }
+    for (size_t index : later) build(index);
+    for (size_t index : compiled_at_run_time) {
+      if (everything || found.empty()) build(index);
+    }
+    return found;
+  }
+
+  /// Drops what is not worth timing, and moves back what needs more workspace than any plan may:
+  /// it is slow to run where that is so much, and the budget may not last for others then.
+  void Sift(std::vector<FoundPlan>& found) const {
+    const auto workspace = [](const FoundPlan& plan) { return plan.plan->getWorkspaceSize(); };
+    const int64_t ordinary = std::max(workspace(found[0]), kOrdinaryWorkspace);
+    int64_t most = std::max(kAboutAsMuch * workspace(found[0]), kOrdinaryWorkspace);
+    if (!IsUsual()) most = std::max(most, kSpreadOut * BytesOf(problem_.spec));
+    const bool suits_generic =
+        HasOneChannelAGroup(problem_.spec) || Products(problem_.spec) <= kFewProducts;
+    const auto is_unpromising = [&](const FoundPlan& plan) {
+      return (EngineOf(plan.name) == kGenericEngine && !suits_generic) || workspace(plan) > most;
+    };
+    found.erase(std::remove_if(found.begin() + 1, found.end(), is_unpromising), found.end());
+    MoveToFront(found, [&](const FoundPlan& plan) { return workspace(plan) <= ordinary; });
+  }
+
+  template <typename Predicate>
+  static void MoveToFront(std::vector<FoundPlan>& found, const Predicate& predicate) {
+    std::stable_partition(found.begin(), found.end(), predicate);
+  }
+
   /// The engine that is timed first, since the budget may not last for all; empty if there is none.
-  [[nodiscard]] std::string_view Promising(bool is_usual) const {
+  [[nodiscard]] std::string_view Promising() const {
     if (HasOneChannelAGroup(problem_.spec)) return kGenericEngine;
-    return !is_usual && problem_.spec.op == ConvOp::kWgrad ? kUnusualWgradEngine : "";
+    return !IsUsual() && problem_.spec.op == ConvOp::kWgrad ? kUnusualWgradEngine : "";
   }
 
   void AddOperation() {

@@ -66,7 +66,14 @@ class TestOrder:
         assert not _memory.is_channels_first("fprop", spec, layout, "float32")
 
     def test_small_windows(self):
-        for window, expected in (((3, 3, 3), True), ((4, 7), False), ((27,), True)):
+        for window, expected in (
+            ((3, 3, 3), True),
+            ((3, 3, 4), False),
+            ((3, 3), True),
+            ((5, 5), False),
+            ((27,), True),
+            ((28,), False),
+        ):
             spec, layout = conv_spec(3, 64, window)
             found = [
                 _memory.is_channels_first(op, spec, layout, "float32")
