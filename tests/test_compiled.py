@@ -277,7 +277,8 @@ ATTRIBUTES = {
     "activation": "",
     "residual": False,
     "bias": False,
-    **_lowering._options_of(Options(algorithm="heuristic", workspace_limit=1 << 20), "fprop"),
+    "workspace_limit": 1 << 20,
+    **_lowering._options_of(Options(algorithm="heuristic"), "fprop"),
 }
 
 
