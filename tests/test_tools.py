@@ -188,7 +188,6 @@ def test_report_is_written_and_gpu_tests_are_skipped_with_the_reason(tmp_path):
 
 
 def test_report_of_tests_in_several_processes(tmp_path):
-    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     options = ["-n", "2", "-m", "gpu", "--gpu-report", "gpu.json"]
     result = run_pytest(tmp_path, "pass", *options, JAX_PLATFORMS="tpu")
     assert result.returncode == 0, result.stdout + result.stderr
