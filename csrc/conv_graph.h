@@ -106,9 +106,9 @@ class ConvGraph : public fe::graph::Graph {
   std::vector<FoundPlan> All(bool everything) {
     std::vector<FoundPlan> found = Collected(everything);
     if (!everything && !found.empty()) Sift(found);
-    MoveToFront(found, [promising = Promising()](const FoundPlan& plan) {
-      return EngineOf(plan.name) == promising;
-    });
+    const std::string_view promising = Promising();
+    std::stable_partition(found.begin(), found.end(),
+                          [&](const FoundPlan& plan) { return EngineOf(plan.name) == promising; });
     return found;
   }
 
@@ -129,13 +129,14 @@ class ConvGraph : public fe::graph::Graph {
   /// Whether cuDNN's recommendations are good.
   [[nodiscard]] bool IsUsual() const { return !HasFewChannels() && !IsDilated(problem_.spec); }
 
-  /// cuDNN's first recommendations; the engines that it recommended, or all if the convolution is
-  /// not usual or has few, with their own defaults; then the other recommendations.
+  /// cuDNN's first recommendations, those of its second heuristic if channels are few; the engines
+  /// that it recommended, or all if the convolution is not usual or has few, with their own
+  /// defaults; then the other recommendations.
   std::vector<FoundPlan> Collected(bool everything) {
     std::vector<FoundPlan> found;
     std::vector<size_t> later, compiled_at_run_time;
-    size_t most = HasFewChannels() ? kMostOfFewChannels : kMost, first = kFirst;
-    if (everything) most = first = std::numeric_limits<size_t>::max();
+    size_t most = HasFewChannels() ? kMostOfFewChannels : kMost;
+    if (everything) most = std::numeric_limits<size_t>::max();
     const auto build = [&](size_t index) {
       if (found.size() >= most) return;
       if (auto plan = Built(index)) found.push_back(*std::move(plan));
@@ -144,7 +145,7 @@ class ConvGraph : public fe::graph::Graph {
       for (size_t index : Append(append)) {
         if (IsCompiledAtRunTime(index)) {
           compiled_at_run_time.push_back(index);
-        } else if (append == &ConvGraph::AppendPreferred && found.size() >= first) {
+        } else if (append == &ConvGraph::AppendPreferred && found.size() >= kFirst) {
           later.push_back(index);
         } else {
           build(index);
@@ -165,11 +166,10 @@ class ConvGraph : public fe::graph::Graph {
     return found;
   }
 
-  /// Drops what is not worth timing, and moves back what needs more workspace than any plan may:
-  /// it is slow to run where that is so much, and the budget may not last for others then.
+  /// Drops what is not worth timing. After the first come those that need no more workspace than
+  /// any plan may: where others need much, each run of them is long, and the budget may not last.
   void Sift(std::vector<FoundPlan>& found) const {
     const auto workspace = [](const FoundPlan& plan) { return plan.plan->getWorkspaceSize(); };
-    const int64_t ordinary = std::max(workspace(found[0]), kOrdinaryWorkspace);
     int64_t most = std::max(kAboutAsMuch * workspace(found[0]), kOrdinaryWorkspace);
     if (!IsUsual()) most = std::max(most, kSpreadOut * BytesOf(problem_.spec));
     const bool suits_generic =
@@ -177,13 +177,12 @@ class ConvGraph : public fe::graph::Graph {
     const auto is_unpromising = [&](const FoundPlan& plan) {
       return (EngineOf(plan.name) == kGenericEngine && !suits_generic) || workspace(plan) > most;
     };
-    found.erase(std::remove_if(found.begin() + 1, found.end(), is_unpromising), found.end());
-    MoveToFront(found, [&](const FoundPlan& plan) { return workspace(plan) <= ordinary; });
-  }
-
-  template <typename Predicate>
-  static void MoveToFront(std::vector<FoundPlan>& found, const Predicate& predicate) {
-    std::stable_partition(found.begin(), found.end(), predicate);
+    const auto is_ordinary = [&](const FoundPlan& plan) {
+      return workspace(plan) <= kOrdinaryWorkspace;
+    };
+    const auto second = found.begin() + 1;
+    found.erase(std::remove_if(second, found.end(), is_unpromising), found.end());
+    std::stable_partition(second, found.end(), is_ordinary);
   }
 
   /// The engine that is timed first, since the budget may not last for all; empty if there is none.
@@ -301,11 +300,17 @@ class ConvGraph : public fe::graph::Graph {
   /// float32 filter gradients, cuDNN 9.19).
   [[nodiscard]] std::vector<Source> Sources() const {
     if (problem_.alignment < kFullAlignment) return {&ConvGraph::AppendGeneric};
-    return {&ConvGraph::AppendPreferred, &ConvGraph::AppendFallback, &ConvGraph::AppendEveryEngine};
+    std::vector<Source> sources = {&ConvGraph::AppendPreferred, &ConvGraph::AppendFallback,
+                                   &ConvGraph::AppendEveryEngine};
+    // It takes five times as long to ask, and for depthwise convolutions knows no better.
+    const bool has_more = HasFewChannels() && !HasOneChannelAGroup(problem_.spec);
+    if (has_more) sources.insert(sources.begin() + 1, &ConvGraph::AppendPredicted);
+    return sources;
   }
 
   void AppendGeneric() { AppendEngine(0); }
   void AppendPreferred() { AppendHeuristic(fe::HeurMode_t::A); }
+  void AppendPredicted() { AppendHeuristic(fe::HeurMode_t::B); }
   void AppendFallback() { AppendHeuristic(fe::HeurMode_t::FALLBACK); }
 
   void AppendHeuristic(fe::HeurMode_t mode) {

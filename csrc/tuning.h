@@ -77,8 +77,8 @@ template <typename Track>
   constexpr double kLong_us = 10 * kLoading_us;  // of which loading is no large part
   constexpr double kHeats = 0.75;                // of the time; the rest is for the finals
   constexpr int kFewRuns = 3;                    // one alone can take half as long again
-  constexpr int kMostRuns = 8, kFinalRounds = 3;
-  constexpr size_t kFinalists = 6;
+  constexpr int kMostRuns = 8, kFinalRounds = 2;
+  constexpr size_t kFinalists = 4;
   double best = std::numeric_limits<double>::infinity();
   const auto in_time = [&](double share) {
     return track.Elapsed() < share * static_cast<double>(budget.total_us);

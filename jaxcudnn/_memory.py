@@ -13,7 +13,7 @@ FEW_CHANNELS = 4
 """Per group, of input or output, with which channels first spares more in float32 than it costs."""
 
 SMALL_WINDOWS = {1: 27, 2: 9, 3: 27}
-"""Taps, up to which that is so of a forward convolution, by its number of spatial dimensions."""
+"""Taps, up to which that is so of what is a forward convolution, by the number of dimensions."""
 
 LARGE_WINDOW = 256
 """Taps of a depthwise window, from which on channels first is several times as fast."""
@@ -33,7 +33,12 @@ def is_channels_first(op: str, spec: ConvSpec, layout: Layout, dtype: str) -> bo
         # For these it has tiling kernels for channels last.
         return not _is_tiled(spec) if op == "wgrad" else dtype != "float16"
     channels = min(spec.w_shape[1], spec.w_shape[0] // spec.groups)
-    is_small = op != "fprop" or taps <= SMALL_WINDOWS[spec.num_spatial]
+    # A strided input gradient is no forward convolution, whose plans are the better ones.
+    is_small = (
+        op == "wgrad"
+        or (op == "dgrad" and set(spec.strides) != {1})
+        or taps <= SMALL_WINDOWS[spec.num_spatial]
+    )
     return dtype == "float32" and channels <= FEW_CHANNELS and is_small
 
 
