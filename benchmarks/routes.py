@@ -218,14 +218,14 @@ def rounding(compute: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Have matrix products ask for 16-bit results, instead of rounding sums in float32."""
 
     def computed(a: jax.Array, b: jax.Array) -> jax.Array:
-        exact = jnp.einsum
-        jnp.einsum = lambda *args, **kwargs: exact(
+        product = lax.dot_general
+        lax.dot_general = lambda *args, **kwargs: product(
             *args, **kwargs | {"preferred_element_type": a.dtype}
         )
         try:
             return compute(a, b)
         finally:
-            jnp.einsum = exact
+            lax.dot_general = product
 
     return computed
 

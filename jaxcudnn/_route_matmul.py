@@ -16,11 +16,12 @@ stride is of no account and may be taken to be R: a window over the whole image 
 
 There is one copy, of x or dx, since a block of more than one dimension is no run of memory: with
 channels last its inner runs are of R C numbers. It is one loop, padding included. The product is
-written in 16 bits by the kernel that computes it, from sums in float32 (tests/test_route_matmul.py
-has what XLA makes of it).
+written in 16 bits by the kernel that computes it, from sums in float32.
+tests/test_routes_compiled.py has what XLA makes of it.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,47 +74,72 @@ def compute(
         for array, role in ((a, first), (b, second))
     )
     positions, taps = "pqo"[: spec.num_spatial], "rst"[: spec.num_spatial]
-    letters = {
-        "x": f"n{positions}{taps}gc",
-        "w": f"gk{taps}c",
-        "y": f"n{positions}gk",
-    }
-    sums = jnp.einsum(
-        f"{letters[first]},{letters[second]}->{letters[result]}",
-        *operands,
+    # A dimension of one group would be one of a batch, for which XLA transposes the filter.
+    g = "g" if spec.groups > 1 else ""
+    letters = {"x": f"n{positions}{taps}{g}c", "w": f"{g}k{taps}c", "y": f"n{positions}{g}k"}
+    sums = _product(
+        dict(zip((letters[first], letters[second]), operands, strict=True)),
+        letters[result],
         precision=precision(op, spec),
         preferred_element_type=summed,
     )
     return users_order(_together(rounded(sums, op, spec), result, spec), result, spec, layout)
 
 
+def _product(operands: dict[str, jax.Array], wanted: str, **options: Any) -> jax.Array:
+    """Multiply two arrays, whose dimensions have letters, and sum over those that are not wanted.
+
+    Unlike `jnp.einsum` it sums in the order of the filter's dimensions, so that only the image is
+    copied, and has the operand first whose dimensions come first in the result.
+    """
+    (left, right), (a, b) = operands, operands.values()
+    shared = set(left).intersection(right)
+    if wanted.lstrip("g")[0] in right:
+        left, right, a, b = right, left, b, a
+    batch = [letter for letter in wanted if letter in shared]
+    summed = [letter for letter in right if letter in shared and letter not in wanted]
+    sums = lax.dot_general(
+        a,
+        b,
+        tuple(
+            tuple([*map(letters.index, chosen)] for letters in (left, right))
+            for chosen in (summed, batch)
+        ),
+        **options,
+    )
+    order = [*batch, *(letter for letter in left + right if letter not in shared)]
+    return sums.transpose([*map(order.index, wanted)])
+
+
 def _apart(array: jax.Array, role: Role, spec: ConvSpec) -> jax.Array:
-    """Give groups a dimension of their own, and x its blocks: (N, P, R, groups, C)."""
+    """Give groups a dimension, if there are some, and x its blocks: (N, P, R, groups, C)."""
+    groups = [spec.groups] if spec.groups > 1 else []
     if role == "w":
-        return array.reshape(spec.groups, -1, *array.shape[1:])
+        return array.reshape(*groups, -1, *array.shape[1:])
     if role == "y":
-        return array.reshape(*array.shape[:-1], spec.groups, -1)
+        return array.reshape(*array.shape[:-1], *groups, -1)
     given = dimensions(spec)
     ends = [_step(each) * each.out - each.low - each.size for each in given]
     array = padded(array, [(each.low, end) for each, end in zip(given, ends, strict=True)])
     sizes = [size for each in given for size in (each.out, _step(each))]
-    array = array.reshape(array.shape[0], *sizes, spec.groups, -1)
+    array = array.reshape(array.shape[0], *sizes, -1)
     for axis, each in enumerate(given):
         array = lax.slice_in_dim(array, 0, each.window, axis=2 + 2 * axis)
-    return array.transpose(_blocks_first(spec))
+    array = array.transpose(_blocks_first(spec))
+    return array.reshape(*array.shape[:-1], *groups, -1)
 
 
 def _together(array: jax.Array, role: Role, spec: ConvSpec) -> jax.Array:
     """Undo `_apart`, or have zeros where x is in no block."""
     if role == "w":
-        return array.reshape(-1, *array.shape[2:])
+        return array.reshape(spec.w_shape[0], *spec.w_shape[2:], -1)
     if role == "y":
-        return array.reshape(*array.shape[:-2], -1)
+        return array.reshape(spec.y_shape[0], *spec.y_shape[2:], -1)
     given = dimensions(spec)
+    array = array.reshape(*array.shape[: 1 + 2 * len(given)], -1)
     array = array.transpose(np.argsort(_blocks_first(spec)))
     between = [pads for each in given for pads in ((0, 0, 0), (0, _step(each) - each.window, 0))]
-    zero = jnp.zeros((), array.dtype)
-    array = lax.pad(array, zero, [(0, 0, 0), *between, (0, 0, 0), (0, 0, 0)])
+    array = lax.pad(array, jnp.zeros((), array.dtype), [(0, 0, 0), *between, (0, 0, 0)])
     steps = [_step(each) * each.out for each in given]
     array = array.reshape(array.shape[0], *steps, -1)
     ends = [each.size + each.low - step for each, step in zip(given, steps, strict=True)]
@@ -123,7 +149,7 @@ def _together(array: jax.Array, role: Role, spec: ConvSpec) -> jax.Array:
 def _blocks_first(spec: ConvSpec) -> list[int]:
     """Give the order that brings (N, P, R, P', R', ..., C) to (N, P, P', ..., R, R', ..., C)."""
     alternating = range(1, 1 + 2 * spec.num_spatial)
-    return [0, *alternating[::2], *alternating[1::2], len(alternating) + 1, len(alternating) + 2]
+    return [0, *alternating[::2], *alternating[1::2], len(alternating) + 1]
 
 
 def _step(dimension: Dimension) -> int:
