@@ -205,7 +205,7 @@ def by_cudnn(a: jax.Array, b: jax.Array, *, op: str, spec: ConvSpec, layout: Any
 def functions(layer: Layer, op: str) -> dict[str, Callable[..., jax.Array]]:
     """Give cuDNN's computation of a pass, and those of the routes that there are for it."""
     described: dict[str, Any] = {"op": op, "spec": layer.spec, "layout": last(len(layer.spatial))}
-    found = {CUDNN: partial(by_cudnn, **described)}
+    found: dict[str, Callable[..., jax.Array]] = {CUDNN: partial(by_cudnn, **described)}
     for name in layer.routes:
         kind = _routes.KINDS[name.split()[-1]]
         if kind.is_possible(op, layer.spec):

@@ -124,6 +124,10 @@ class Options:
             return self.algorithm
         return dict(self.algorithm).get(op, "measure")
 
+    def allows_route(self, name: str) -> bool:
+        """Say whether a route may be taken."""
+        return not isinstance(self.routes, bool) and name in self.routes
+
 
 OptionsLike = Options | Mapping[str, Any] | None
 """What functions take: options; a mapping of those that differ from the ones in force; nothing."""

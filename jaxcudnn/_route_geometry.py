@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ._dtypes import accumulator, allows_tf32, multiplied_in
+from ._dtypes import accumulator, allows_tf32, computed_in, multiplied_in
 from ._spec import ROLES, ConvSpec, Layout, Role
 
 Convolve = Callable[..., jax.Array]
@@ -89,7 +89,9 @@ def rounded(sums: jax.Array, op: str, spec: ConvSpec) -> jax.Array:
 def dtypes(op: str, spec: ConvSpec) -> tuple[str, str]:
     """Give the dtype in which operands are multiplied, and that in which products are summed."""
     given = [spec.dtype(role) for role in ROLES[op]]
-    return multiplied_in(*given), accumulator(*given)
+    multiplied, summed = multiplied_in(*given), accumulator(*given)
+    # Eight bits are exact in 16, too.
+    return computed_in(*given) or summed if multiplied == summed else multiplied, summed
 
 
 def precision(op: str, spec: ConvSpec) -> lax.Precision:

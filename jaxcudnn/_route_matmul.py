@@ -98,13 +98,14 @@ def _product(operands: dict[str, jax.Array], wanted: str, **options: Any) -> jax
         left, right, a, b = right, left, b, a
     batch = [letter for letter in wanted if letter in shared]
     summed = [letter for letter in right if letter in shared and letter not in wanted]
+
+    def axes(letters: str, chosen: list[str]) -> list[int]:
+        return [*map(letters.index, chosen)]
+
     sums = lax.dot_general(
         a,
         b,
-        tuple(
-            tuple([*map(letters.index, chosen)] for letters in (left, right))
-            for chosen in (summed, batch)
-        ),
+        ((axes(left, summed), axes(right, summed)), (axes(left, batch), axes(right, batch))),
         **options,
     )
     order = [*batch, *(letter for letter in left + right if letter not in shared)]

@@ -72,7 +72,7 @@ def choose(op: str, spec: ConvSpec) -> str:
         return ""
     if max(math.prod(spec.x_shape), math.prod(spec.y_shape)) < FEWEST_ELEMENTS:
         return ""
-    allowed = ((name, kind) for name, kind in KINDS.items() if name in spec.options.routes)
+    allowed = ((name, kind) for name, kind in KINDS.items() if spec.options.allows_route(name))
     for name, kind in allowed:
         if kind.is_possible(op, spec) and kind.is_faster(op, spec):
             return name

@@ -29,7 +29,8 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(_load, "local_device", lambda: None)
 
 
-def described(x_shape, w_shape, strides, pads, groups, dtype="bfloat16") -> ConvSpec:
+def described(sizes: tuple, dtype: str = "bfloat16") -> ConvSpec:
+    x_shape, w_shape, strides, pads, groups = sizes
     return ConvSpec(
         x_shape=x_shape,
         w_shape=w_shape,
@@ -39,7 +40,7 @@ def described(x_shape, w_shape, strides, pads, groups, dtype="bfloat16") -> Conv
         groups=groups,
         flip=False,
         dtypes=Dtypes(dtype, dtype, dtype),
-        precision=(jax.lax.Precision.DEFAULT,) * 2,
+        precision=(jax.lax.Precision.DEFAULT, jax.lax.Precision.DEFAULT),
         options=Options(routes=("matmul", "space_to_depth", "shifts", "toeplitz", "fft")),
     )
 
@@ -85,19 +86,19 @@ class TestMatmul:
     """The image is copied once, and the filter never."""
 
     def test_forward(self, sizes, dtype):
-        assert kernels(compiled("matmul", "fprop", described(*sizes, dtype))) == ["move", "dot"]
+        assert kernels(compiled("matmul", "fprop", described(sizes, dtype))) == ["move", "dot"]
 
     def test_gradient_of_the_image(self, sizes, dtype):
-        assert kernels(compiled("matmul", "dgrad", described(*sizes, dtype))) == ["dot", "move"]
+        assert kernels(compiled("matmul", "dgrad", described(sizes, dtype))) == ["dot", "move"]
 
     def test_gradient_of_the_filter(self, sizes, dtype):
         """A long sum is divided among products whose partial sums are in float32."""
-        program = compiled("matmul", "wgrad", described(*sizes, dtype))
+        program = compiled("matmul", "wgrad", described(sizes, dtype))
         assert kernels(program) in (["move", "dot"], ["move", "dot", "reduce"])
 
     @pytest.mark.parametrize("op", ["fprop", "dgrad"])
     def test_sums_are_rounded_by_the_kernel_that_makes_them(self, sizes, dtype, op):
-        program = compiled("matmul", op, described(*sizes, dtype))
+        program = compiled("matmul", op, described(sizes, dtype))
         (dot,) = (i for i in program.instructions if i.opcode == "dot")
         assert " f32[" in dot.line.partition(" dot(")[0]
         (kernel,) = (i for i in program.entry if i.calls == dot.computation)
@@ -106,7 +107,7 @@ class TestMatmul:
 
 @pytest.mark.parametrize("op", OPS)
 def test_patches_of_whole_channels_are_multiplied_as_they_are(op):
-    spec = described((32, 64, 56, 56), (256, 64, 1, 1), (1, 1), (0, 0), 1)
+    spec = described(((32, 64, 56, 56), (256, 64, 1, 1), (1, 1), (0, 0), 1))
     found = kernels(compiled("matmul", op, spec))
     assert [kind for kind in found if kind != "reduce"] == ["dot"]
 
@@ -115,7 +116,7 @@ class TestSpaceToDepth:
     @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
     @pytest.mark.parametrize("op", OPS)
     def test_one_copy_of_the_image_and_one_of_the_filter(self, op, dtype):
-        program = compiled("space_to_depth", op, described(*STEM, dtype))
+        program = compiled("space_to_depth", op, described(STEM, dtype))
         assert (
             kernels(program)
             == {
@@ -135,12 +136,12 @@ class TestSpaceToDepth:
 class TestShifts:
     @pytest.mark.parametrize("op", ["fprop", "dgrad"])
     def test_one_loop(self, op):
-        program = compiled("shifts", op, described(*CAUSAL))
+        program = compiled("shifts", op, described(CAUSAL))
         assert len(kernels(program)) == 1 and program.temporary_bytes == 0
 
     def test_gradient_of_the_filter_reads_its_operands_once(self):
         """The second reduction is of the first one's partial sums."""
-        program = compiled("shifts", "wgrad", described(*CAUSAL))
+        program = compiled("shifts", "wgrad", described(CAUSAL))
         assert kernels(program) == ["reduce", "reduce"]
         parameters = {i.name for i in program.entry if i.opcode == "parameter"}
         readers = [i for i in program.entry if parameters.intersection(i.operands)]
@@ -151,7 +152,7 @@ class TestShifts:
 class TestToeplitz:
     @pytest.mark.parametrize("op", OPS)
     def test_copies_around_one_call(self, op):
-        program = compiled("toeplitz", op, described(*LARGE))
+        program = compiled("toeplitz", op, described(LARGE))
         (call,) = program.calls
         assert call.attributes["op"] == ("fprop" if op == "dgrad" else op)
         found = kernels(program)
@@ -162,5 +163,5 @@ class TestToeplitz:
 
 @pytest.mark.parametrize("op", OPS)
 def test_fft_compiles(op):
-    program = compiled("fft", op, replace(described(*LARGE), x_shape=(4, 384, 32, 32)))
+    program = compiled("fft", op, replace(described(LARGE), x_shape=(4, 384, 32, 32)))
     assert program.count("fft") == 3
