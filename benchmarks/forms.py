@@ -24,7 +24,7 @@ from jax import lax
 from machines import DryRun, Gpu, Machine
 from record import Record, read
 
-from jaxcudnn import _lowering, _routes
+from jaxcudnn import _lowering, _route_reversed
 from jaxcudnn._dtypes import Dtypes
 from jaxcudnn._spec import ConvSpec, Layout
 
@@ -141,7 +141,7 @@ LAYERS: dict[str, tuple[Layer, ...]] = {
 def forms(op: str, spec: ConvSpec) -> dict[str, dict[str, Any]]:
     """Name the forms of one pass, and say what a custom call would tell the extension."""
     operations = {op: (op, spec)}
-    route = _routes.fprop_of_dgrad(spec, layout(spec, "first")) if op == "dgrad" else None
+    route = _route_reversed.fprop_of_dgrad(spec, layout(spec, "first")) if op == "dgrad" else None
     if route:
         operations["dgrad as fprop"] = ("fprop", route.spec)
     dtype = spec.dtype("x")

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What becomes of every convolution of a function on CUDA: `explain`."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, overload
 
-from . import _load, _plans, _roofline, _words
+from . import _load, _plans, _roofline, _routes, _words
 from ._collect import Found, Source, collect
+from ._lowering import Step
 from ._measuring import TimedPlan, call_key, known_time, require_device, timed_plan
 from ._spec import ConvSpec, Layout
 from ._table import Column, Listing, Table
@@ -29,7 +31,8 @@ class Row:
         layout: the axis of each array at which each logical dimension sits; None likewise.
         shapes: those of the two operands.
         dtypes: those of the two operands and of the result.
-        route: 'cuDNN', 'cuDNN in 3 pieces' where an array is too large for one call, or 'lax'.
+        route: 'cuDNN', 'cuDNN in 3 pieces' where an array is too large for one call, 'lax', or the
+            name of another computation of the same sums, such as 'matmul' (docs/plans.md).
         reason: why it is left to `lax`, or a part of it; empty if nothing is.
         epilogue: what is done to the sums, as 'residual + bias + relu'; empty for nothing.
         unfused: why XLA does that, and not cuDNN with the convolution; empty if cuDNN does.
@@ -41,7 +44,8 @@ class Row:
         chosen: 'heuristic', 'named', 'measured' or 'stored' (measured by another process); empty if
             there is no plan yet.
         allow_tf32: whether operands in float32 may be rounded to TF32.
-        microseconds: the time of one execution on the device; None if it was never measured.
+        microseconds: the time of one execution of the plan on the device; None if it was never
+            measured, or there is none.
         floor_microseconds: the least time that the device can need, from measured rates of matrix
             products and copies; None if `microseconds` is, or without memory to measure them.
     """
@@ -88,6 +92,12 @@ class Row:
         return self.call if self._is_as_written else f"{self.call} read as {self.op}"
 
     @property
+    def _is_cudnns(self) -> bool:
+        """Whether a plan of cuDNN's computes it, or a part of it."""
+        kind = _routes.KINDS.get(self.route.partition(" ")[0])
+        return self.op != "lax" and self.route != "lax" and (kind is None or kind.is_cudnns)
+
+    @property
     def _is_as_written(self) -> bool:
         return self.op == (self.call[5:] if self.call in ("conv_dgrad", "conv_wgrad") else "fprop")
 
@@ -123,8 +133,12 @@ class Explanation(Listing[Row]):
         for row in self.rows:
             table.rows.append(_cells(row, table, self.has_gpu))
         total = sum(row.count for row in self.rows)
-        of_cudnn = sum(row.count for row in self.rows if not row.reason)
+        computed = [row for row in self.rows if not row.reason]
+        of_cudnn = sum(row.count for row in computed if row._is_cudnns)
         summary = f"{total} convolution{'s' * (total != 1)}, {of_cudnn} by cuDNN"
+        by_route = sum(row.count for row in computed) - of_cudnn
+        if by_route:
+            summary += f", {by_route} by other routes"
         times = [row.count * row.microseconds for row in self.rows if row.microseconds is not None]
         if times:
             summary += f"; {_words.microseconds(sum(times))} us"
@@ -171,7 +185,7 @@ def _cells(row: Row, table: Table, has_gpu: bool) -> list[str]:
     dtype = _words.dtypes(*row.dtypes)
     if row.allow_tf32 and "float32" in row.dtypes:
         dtype += " tf32"
-    unknown = "first run" if has_gpu and row.route != "lax" else ""
+    unknown = "first run" if has_gpu and row._is_cudnns else ""
     return [
         str(row.count),
         "bwd" if row.backward else "fwd",
@@ -273,7 +287,7 @@ def _row(
     calls = [(step.spec, step.attributes) for step in steps if step.attributes is not None]
     row = replace(
         row,
-        route=_route(len(calls), len(steps)),
+        route=_route(steps),
         reason=_joined(step.reason for step in steps),
         unfused=_joined(step.unfused for step in steps),
         allow_tf32=any(attributes["allow_tf32"] for _, attributes in calls),
@@ -291,11 +305,13 @@ def _joined(reasons: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
-def _route(by_cudnn: int, pieces: int) -> str:
-    left = pieces - by_cudnn
-    if pieces == 1 or not by_cudnn:
-        return "lax" if left else "cuDNN"
-    return f"cuDNN in {by_cudnn} pieces" + (f", lax in {left}" if left else "")
+def _route(steps: Sequence[Step]) -> str:
+    """Say how many of a convolution's pieces are computed how."""
+    kinds = Counter("lax" if step.reason else step.route or "cuDNN" for step in steps)
+    first, *others = sorted(kinds.items(), key=lambda kind: kind[0] == "lax")
+    if not others and (first[0] == "lax" or first[1] == 1):
+        return first[0]
+    return ", ".join([f"{first[0]} in {first[1]} pieces", *(f"{n} in {k}" for n, k in others)])
 
 
 def _plan(attributes: dict[str, Any], device: int, measure: bool) -> TimedPlan:

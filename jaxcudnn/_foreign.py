@@ -135,7 +135,7 @@ def _refusal(call: Call) -> str:
     for each in operations(call):
         *_, result = ROLES[each.op]
         steps = each.lowered()
-        if any(step.attributes is not None for step in steps):
+        if not all(step.reason for step in steps):
             return ""
         if not _taps.is_needless(each.spec.num_spatial, each.spec.dtype(result)):
             return ""

@@ -12,7 +12,17 @@ import numpy as np
 from jax import lax
 from jax.interpreters import mlir
 
-from . import _activations, _fusion, _load, _memory, _plans, _routes, _taps
+from . import (
+    _activations,
+    _fusion,
+    _load,
+    _memory,
+    _plans,
+    _reference,
+    _route_reversed,
+    _routes,
+    _taps,
+)
 from ._dtypes import allows_tf32, computed_in, is_integer
 from ._installation import left_to_xla
 from ._options import ALGORITHMS, Options, xla_is_deterministic
@@ -44,11 +54,13 @@ class Step(NamedTuple):
 
     spec: ConvSpec
     attributes: dict[str, Any] | None
-    """Of the custom call; None if it is left to `lax`."""
+    """Of the custom call; None if there is none."""
     reason: str
     """Why it is left to `lax`, as the end of a sentence; empty if it is not."""
     unfused: str = ""
     """Why its epilogue is left to XLA, likewise."""
+    route: str = ""
+    """The name of the route by which it is computed, or of which it is a part."""
 
 
 def lower_cuda(op: str, reference: Callable[..., jax.Array]) -> Callable[..., Any]:
@@ -153,13 +165,20 @@ def lower_with_epilogue(
 
 
 def _unfused(op: str, spec: ConvSpec, epilogue: Epilogue) -> str:
-    """Say why cuDNN is not asked for a convolution with its epilogue; nothing if it is."""
+    """Say why cuDNN is not asked for a convolution with its epilogue; nothing if it is.
+
+    What a fused epilogue saves is a pass over the result at most, and less where XLA can have it in
+    the kernel that writes the result. Routes are taken where they save more.
+    """
     if refusal(op, spec):
         return "the convolution is left to lax"
     if max(math.prod(spec.shape(role)) for role in ROLES[op]) > MOST_ELEMENTS:
         return "an array is too large for one call of cuDNN"
     if _computed_in(op, spec) != spec.dtype(ROLES[op][2]):
         return "cuDNN computes it in another dtype than the result's"
+    route = _routes.choose(op, spec)
+    if route:
+        return f"the convolution is computed by the route {route}"
     return _fusion.fused_form(op, spec, epilogue, has_device=_load.local_device() is not None)
 
 
@@ -191,6 +210,9 @@ def _lower(
             return computed
     reason = reason or _too_large(spec) or _without_dtype(op, spec)
     if not reason:
+        route = _routes.choose(op, spec)
+        if route:
+            return _by_route(route, a, b, op=op, spec=spec, layout=layout, report=report)
         for form in _forms(op, spec, layout):
             workspace = _workspace(form.attributes, is_last=form.is_own)
             if workspace is not None:
@@ -201,6 +223,23 @@ def _lower(
     has_kernel = _taps.is_needless(spec.num_spatial, spec.dtype(result))
     convolve = lax.conv_general_dilated if has_kernel else _taps.convolve
     return reference(a, b, spec=spec, layout=layout, convolve=convolve)
+
+
+def _by_route(
+    name: str, *operands: jax.Array, report: Callable[[Step], None], **params: Any
+) -> jax.Array:
+    """Compute by a route, whose other convolutions are cuDNN's like any other."""
+    kind = _routes.KINDS[name]
+    if not kind.is_cudnns:
+        report(Step(params["spec"], None, "", route=name))
+
+    def convolve(a: jax.Array, b: jax.Array, *, op: str, **params: Any) -> jax.Array:
+        return _lower(
+            a, b, op=op, reference=getattr(_reference, op), **params,
+            report=lambda step: report(step._replace(route=name)),
+        )  # fmt: skip
+
+    return kind.compute(*operands, convolve=convolve, **params)
 
 
 def refusal(op: str, spec: ConvSpec) -> str:
@@ -257,15 +296,14 @@ def _forms(op: str, spec: ConvSpec, layout: Layout) -> Iterator[_Form]:
     """Give the forms of a convolution, the one that is expected to be the fastest first."""
     own = _attributes(op, spec, layout)
     if op == "dgrad" and own["algorithm"] in ALGORITHMS:
-        fprop = _routes.fprop_of_dgrad(spec, layout)
+        fprop = _route_reversed.fprop_of_dgrad(spec, layout)
         memory = layout.memory_order("w", channels_first=own["channels_first"])
         is_copied = memory != tuple(range(len(memory)))
-        is_preferred = _routes.prefers_fprop(
+        is_preferred = _route_reversed.prefers_fprop(
             spec, own["dtype"], allow_tf32=own["allow_tf32"], is_copied=is_copied
         )
         if fprop and is_preferred and not _too_large(fprop.spec):
             attributes = _attributes("fprop", fprop.spec, fprop.layout)
-            attributes["algorithm"] = own["algorithm"]
             yield _Form(fprop.spec, fprop.layout, attributes, fprop.filter, is_own=False)
     yield _Form(spec, layout, own)
 

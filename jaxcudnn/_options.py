@@ -23,6 +23,12 @@ ALGORITHMS = ("heuristic", "measure", "exhaustive")
 
 OPERATIONS = ("fprop", "dgrad", "wgrad")
 
+ROUTES = ("matmul", "space_to_depth", "shifts", "toeplitz")
+"""The routes that are exact: they sum the products that the definition names, and no others."""
+
+INEXACT_ROUTES = ("fft",)
+"""Those that are not, and so have to be asked for by name."""
+
 _ENGINE = re.compile(r"eng(0|[1-9][0-9]*)")
 _PLAN = re.compile(r"eng[0-9][!-~]*")  # its knobs are cuDNN's, which says whether there is one
 _PREFIX = "JAXCUDNN_"
@@ -74,10 +80,14 @@ class Options:
         exclude_engines: names of engines, such as 'eng57', that are not used.
         tuning_budget: what 'measure' may cost for each new convolution.
         verify: whether a plan must reproduce sums computed on the host before it is timed.
+        routes: by which other computations of the same sums convolutions may be replaced where
+            those are faster: True for all that are exact, False for none, or a tuple of names:
+            'matmul', 'space_to_depth', 'shifts', 'toeplitz', and 'fft', which is not exact.
 
     Raises:
         TypeError: for a value of the wrong kind.
-        ValueError: for an unknown algorithm, a limit below 1, or a name that is not an engine's.
+        ValueError: for an unknown algorithm or route, a limit below 1, or a name that is not an
+            engine's.
     """
 
     algorithm: str | Mapping[str, str] | tuple[tuple[str, str], ...] = "measure"
@@ -89,6 +99,7 @@ class Options:
     exclude_engines: Collection[str] = ()
     tuning_budget: TuningBudget = field(default_factory=TuningBudget)
     verify: bool = True
+    routes: bool | Collection[str] = ROUTES
 
     def __post_init__(self) -> None:
         """Check the values, NumPy's among them, and make of them Python's own, which hash."""
@@ -102,6 +113,7 @@ class Options:
                 raise TypeError(f"jaxcudnn.Options: {name} must be True or False, got {value!r}")
             object.__setattr__(self, name, bool(value))
         object.__setattr__(self, "exclude_engines", _engines(self.exclude_engines))
+        object.__setattr__(self, "routes", _routes(self.routes))
         if not isinstance(self.tuning_budget, TuningBudget):
             raise TypeError(
                 f"jaxcudnn.Options: tuning_budget must be a TuningBudget, got "
@@ -113,6 +125,10 @@ class Options:
         if isinstance(self.algorithm, str):
             return self.algorithm
         return dict(self.algorithm).get(op, "measure")
+
+    def allows_route(self, name: str) -> bool:
+        """Say whether a route may be taken."""
+        return not isinstance(self.routes, bool) and name in self.routes
 
 
 OptionsLike = Options | Mapping[str, Any] | None
@@ -246,6 +262,8 @@ def _read(name: str, text: str) -> Any:
             if text.split("=")[0].strip() not in OPERATIONS:
                 return text  # a plan's name may have equals signs, too
             return dict(part.strip().split("=", 1) for part in text.split(","))
+        if name == "routes" and text.lower() not in _FLAGS:
+            return tuple(route.strip() for route in text.split(","))
         return _FLAGS[text.lower()]
     except (KeyError, TypeError, ValueError) as error:
         wanted = {
@@ -334,3 +352,21 @@ def _engines(engines: Any) -> tuple[str, ...]:
             )
     names = {str.__str__(engine) for engine in engines}
     return tuple(sorted(names, key=lambda engine: (len(engine), engine)))
+
+
+def _routes(routes: Any) -> tuple[str, ...]:
+    if isinstance(routes, (bool, np.bool_)):
+        return ROUTES if routes else ()
+    if isinstance(routes, str) or not isinstance(routes, (tuple, list, set, frozenset)):
+        raise TypeError(
+            f"jaxcudnn.Options: routes must be True, False or a tuple of names, got {routes!r}; "
+            f"write ('matmul',)"
+        )
+    known = (*ROUTES, *INEXACT_ROUTES)
+    for route in routes:
+        if route not in known:
+            raise ValueError(
+                f"jaxcudnn.Options: routes must be among {', '.join(known)}, got {route!r}; write "
+                f"False for none"
+            )
+    return tuple(route for route in known if route in routes)

@@ -1,64 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact rewritings of one convolution into another that cuDNN computes faster.
+"""Routes: other computations of the same sums, where they are faster than cuDNN's plans.
 
-An input gradient of stride 1 is a convolution of dy with the filter reversed, its inputs and
-outputs exchanged within each group. In one dimension, with dilation d, low padding lo and R taps,
+A route takes the place of one primitive where that is lowered for CUDA, so that derivatives, `vmap`
+and sharding know nothing of it. It has three parts, all of them functions of a spec:
 
-    dx[i] = sum over r of w[r] dy[i + lo - d r] = sum over r' of w[R - 1 - r'] dy[i + d r' - lo']
+    is_possible   whether it computes this convolution, for which its module has the proof
+    is_faster     the rule by which it is taken, from figures of docs/decisions.md
+    compute       the computation, in terms of `lax` or of another convolution of cuDNN's, from the
+                  primitive's operands, a spec, a layout and what computes other convolutions
 
-where r' = R - 1 - r and lo' = d (R - 1) - lo, which is the low padding; the high one likewise.
+Nothing depends on a local timing, or on whether there is a GPU, so that every process of a job
+lowers to the same program.
 """
 
-from dataclasses import replace
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 
-from ._axes import fold, unfold
-from ._dtypes import Dtypes
-from ._spec import ConvSpec, Layout
+from . import (
+    _route_fft,
+    _route_matmul,
+    _route_shifts,
+    _route_space_to_depth,
+    _route_toeplitz,
+)
+from ._options import ALGORITHMS
+from ._spec import ConvSpec
+
+FEWEST_ELEMENTS = 1 << 20
+"""Of the larger image, x or y, below which nothing is gained: a step more is one launch more."""
 
 
-class Fprop(NamedTuple):
-    """A forward convolution of dy that computes an input gradient."""
+class Kind(NamedTuple):
+    """What there is to a route of one name."""
 
-    spec: ConvSpec
-    layout: Layout
-
-    def filter(self, w: jax.Array) -> jax.Array:
-        """Give the filter's array, whose outputs and inputs `layout` exchanges."""
-        if self.spec.groups == 1 or self.spec.is_depthwise:
-            return w
-        inputs, outputs = self.layout.w[:2]  # of w, before they are exchanged
-        groups = unfold(w, outputs, self.spec.groups)
-        return fold(groups, outputs, inputs)
+    is_possible: Callable[[str, ConvSpec], bool]
+    is_faster: Callable[[str, ConvSpec], bool]
+    compute: Callable[..., jax.Array]
+    is_cudnns: bool
+    """Whether it is computed by another convolution, cuDNN's in its turn, and not by XLA."""
 
 
-def fprop_of_dgrad(spec: ConvSpec, layout: Layout) -> Fprop | None:
-    """Give the forward convolution for an input gradient; None if there is none."""
-    spans = [d * (w - 1) for d, w in zip(spec.dilation, spec.w_shape[2:], strict=True)]
-    padding = tuple(
-        (span - low, span - high) for span, (low, high) in zip(spans, spec.padding, strict=True)
-    )
-    if set(spec.strides) != {1} or any(pad < 0 for pads in padding for pad in pads):
-        return None
-    fprop = replace(
-        spec,
-        x_shape=spec.y_shape,
-        w_shape=(spec.x_shape[1], spec.w_shape[0] // spec.groups, *spec.w_shape[2:]),
-        padding=padding,
-        flip=not spec.flip,
-        dtypes=Dtypes(x=spec.dtypes.y, w=spec.dtypes.w, y=spec.dtypes.x),
-    )
-    outputs, inputs, *window = layout.w
-    w = layout.w if spec.is_depthwise else (inputs, outputs, *window)
-    return Fprop(fprop, Layout(x=layout.y, w=w, y=layout.x))
+KINDS = {
+    "matmul": Kind(
+        _route_matmul.is_possible, _route_matmul.is_faster, _route_matmul.compute, is_cudnns=False
+    ),
+    "space_to_depth": Kind(
+        _route_space_to_depth.is_possible, _route_space_to_depth.is_faster,
+        _route_space_to_depth.compute, is_cudnns=True,
+    ),
+    "shifts": Kind(
+        _route_shifts.is_possible, _route_shifts.is_faster, _route_shifts.compute, is_cudnns=False
+    ),
+    "toeplitz": Kind(
+        _route_toeplitz.is_possible, _route_toeplitz.is_faster, _route_toeplitz.compute,
+        is_cudnns=True,
+    ),
+    "fft": Kind(_route_fft.is_possible, _route_fft.is_faster, _route_fft.compute, is_cudnns=False),
+}  # fmt: skip
+"""The routes by name, those first that are preferred."""
 
 
-def prefers_fprop(spec: ConvSpec, dtype: str, *, allow_tf32: bool, is_copied: bool) -> bool:
-    """Say whether cuDNN's forward plans are the faster ones for an input gradient.
+def choose(op: str, spec: ConvSpec) -> str:
+    """Name the route by which a primitive is computed; nothing if it is cuDNN's as it is.
 
-    They are for depthwise convolutions, and in TF32 if the filter is not as cuDNN wants it, so that
-    it is copied whichever it is (docs/decisions.md).
+    One whose options name a plan is, since the name is one of its plans'.
     """
-    return spec.is_depthwise or (dtype == "float32" and allow_tf32 and is_copied)
+    if spec.options.algorithm_for(op) not in ALGORITHMS:
+        return ""
+    if max(math.prod(spec.x_shape), math.prod(spec.y_shape)) < FEWEST_ELEMENTS:
+        return ""
+    allowed = ((name, kind) for name, kind in KINDS.items() if spec.options.allows_route(name))
+    for name, kind in allowed:
+        if kind.is_possible(op, spec) and kind.is_faster(op, spec):
+            return name
+    return ""

@@ -148,7 +148,7 @@ def tune(fn: Callable[..., Any], *args: Any, progress: bool = True, **kwargs: An
     left_to_lax = 0
     for found, count in collect(fn, args, kwargs).items():
         steps = found.lowered()
-        left_to_lax += count * (not steps or any(step.attributes is None for step in steps))
+        left_to_lax += count * (not steps or any(step.reason for step in steps))
         for step in steps:
             if step.attributes is not None:
                 call = step.attributes["op"], step.spec, step.attributes

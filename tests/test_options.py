@@ -69,6 +69,7 @@ class TestValues:
             exclude_engines=(),
             tuning_budget=TuningBudget(64, 5.0, 250.0),
             verify=True,
+            routes=True,
         )
         assert _options.current() == Options()
 
@@ -122,9 +123,23 @@ class TestValues:
             "eng57",
         )
 
+    def test_routes(self):
+        exact = ("matmul", "space_to_depth", "shifts", "toeplitz")
+        assert Options().routes == Options(routes=True).routes == exact
+        assert Options(routes=False).routes == Options(routes=np.False_).routes == ()
+        assert Options(routes=["fft", "shifts", "matmul"]).routes == ("matmul", "shifts", "fft")
+        assert Options(routes={"shifts"}) == Options(routes=(np.str_("shifts"), "shifts"))
+        assert type(Options(routes=[np.str_("shifts")]).routes[0]) is str
+
     @pytest.mark.parametrize(
         "error, match, values",
         [
+            (TypeError, r"routes must be True, False or a tuple of names, got 'fft'; write \('mat",
+             {"routes": "fft"}),
+            (TypeError, "routes must be .*, got None", {"routes": None}),
+            (ValueError, "routes must be among matmul, space_to_depth, .*, fft, got 'dft'; write",
+             {"routes": ["dft"]}),
+            (ValueError, "routes must be among .*, got 3", {"routes": (3,)}),
             (ValueError, r"algorithm must be one of .* a plan's name, got 'fast'; jaxcudnn.plans",
              {"algorithm": "fast"}),
             (TypeError, "algorithm must be a string, got 3", {"algorithm": 3}),
@@ -302,6 +317,7 @@ class TestEnvironment:
             JAXCUDNN_EXCLUDE_ENGINES="eng5, eng57",
             JAXCUDNN_TUNING_BUDGET="8,0.5,20",
             JAXCUDNN_VERIFY="0",
+            JAXCUDNN_ROUTES="fft, matmul",
         )
         assert _options.current() == Options(
             algorithm={"fprop": "eng5_k2=1", "dgrad": "heuristic"},
@@ -313,6 +329,7 @@ class TestEnvironment:
             exclude_engines=("eng5", "eng57"),
             tuning_budget=TuningBudget(8, 0.5, 20),
             verify=False,
+            routes=("matmul", "fft"),
         )
 
     def test_a_scope_changes_it(self, environment):
@@ -323,6 +340,11 @@ class TestEnvironment:
     def test_empty_is_unset(self, environment):
         environment(JAXCUDNN_ALGORITHM="", JAXCUDNN_VERIFY="")
         assert _options.current() == Options()
+
+    @pytest.mark.parametrize(("text", "routes"), [("0", False), ("true", True), ("fft", ["fft"])])
+    def test_routes(self, environment, text, routes):
+        environment(JAXCUDNN_ROUTES=text)
+        assert _options.current() == Options(routes=routes)
 
     def test_plan_with_one_knob(self, environment):
         """A name with an equals sign is still a name."""
@@ -348,6 +370,7 @@ class TestEnvironment:
         [
             ("WORKSPACE_LIMIT", "0", "workspace_limit must be at least 1, got 0;"),
             ("ALGORITHM", "fastest", "algorithm must be one of .*, got 'fastest';"),
+            ("ROUTES", "fast", "routes must be among .*, got 'fast';"),
             ("EXCLUDE_ENGINES", "eng5,5", "exclude_engines must hold engines' names, got '5';"),
         ],
     )

@@ -1,134 +1,133 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewritings of one convolution into another."""
+"""Routes: that each computes what the definition says, when it is taken, and what options say."""
 
-from dataclasses import replace
+from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxcudnn
-from aot import parse_attributes, shaped
-from calls import integers
-from cases import CASES, CUDNN_CASES, OPERANDS, Case, parametrize
-from jaxcudnn import _load, _lowering, _reference, _routes
-from jaxcudnn._spec import ConvSpec, Layout
+import oracle
+from cases import CASES, CHANNELS_LAST, OPERANDS, Case, case, integers, normal
+from jaxcudnn import Options, _options, _reference, _routes
+from jaxcudnn._dtypes import Dtypes
+from jaxcudnn._spec import ROLES, ConvSpec, Layout
+from tolerance import assert_close
 
-CUDNN_OPERATIONS = {"y": "fprop", "x": "dgrad", "w": "wgrad"}
-STRIDE_1 = [case for case in CUDNN_CASES if set(case.strides) == {1} and 0 not in case.y_shape]
-HWIO = ("NHWC", "HWIO", "NHWC")
-OHWI = ("NHWC", "OHWI", "NHWC")
-OIHW = ("NCHW", "OIHW", "NCHW")
+OPS = {"y": "fprop", "x": "dgrad", "w": "wgrad"}
+INEXACT = _options.INEXACT_ROUTES
+NAMES = (*_options.ROUTES, *INEXACT)
+NWC, NHWC, NDHWC = CHANNELS_LAST.values()
+
+MORE = [
+    case("1d-patches-padded", (10,), (3,), ((1, 2),), strides=(3,), dimension_numbers=NWC),
+    case("1d-patches-cropped", (11,), (3,), strides=(3,)),
+    case("2d-patches-padded", (7, 9), (2, 4), ((1, 0), (1, 2)), strides=(2, 4),
+         dimension_numbers=("NHWC", "HWIO", "NHWC")),
+    case("2d-patches-grouped", (6, 8), (3, 2), c=4, k=6, groups=2, strides=(3, 2)),
+    case("2d-pixels", (7, 6), (1, 1), ((0, 1), (1, 1)), strides=(2, 3), dimension_numbers=NHWC),
+    case("2d-half-of-the-blocks", (9, 8), (2, 3), ((1, 0), (0, 0)), strides=(4, 3)),
+    case("3d-patches", (5, 4, 6), (2, 2, 3), ((1, 0), (0, 0), (0, 0)), strides=(2, 2, 3),
+         dimension_numbers=NDHWC),
+    case("3d-doubling", (4, 4, 4), (2, 2, 2), c=3, k=5, strides=(2, 2, 2)),
+    case("1d-audio", (40,), (10,), strides=(5,), c=1, k=8, dimension_numbers=NWC),
+    case("2d-stem", (14, 13), (7, 7), ((3, 3), (3, 3)), strides=(2, 2), dimension_numbers=NHWC),
+    case("2d-stem-first", (15, 12), (3, 3), "SAME", strides=(2, 2)),
+    case("2d-stem-by-4", (15, 16), (7, 11), ((2, 2), (5, 2)), strides=(4, 4)),
+    case("2d-one-stride", (9, 8), (3, 3), ((1, 1), (2, 2)), strides=(1, 2), dilation=(2, 1),
+         dimension_numbers=NHWC),
+    case("2d-strided-past-the-end", (9, 5), (3, 2), ((0, 4), (1, 6)), strides=(3, 2)),
+    case("3d-stem", (5, 8, 7), (3, 7, 5), ((1, 1), (3, 3), (2, 2)), strides=(1, 2, 2),
+         dimension_numbers=NDHWC),
+    case("1d-depthwise", (12,), (4,), ((1, 2),), c=5, k=5, groups=5, dimension_numbers=NWC),
+    case("1d-depthwise-strided", (12,), (3,), ((2, 1),), c=5, k=5, groups=5, strides=(2,),
+         dilation=(2,), dimension_numbers=("NCW", "WIO", "NCW")),
+    case("2d-depthwise-last", (7, 6), (3, 2), ((1, 1), (1, 0)), c=4, k=4, groups=4,
+         strides=(1, 2), dimension_numbers=NHWC),
+    case("2d-depthwise-large", (9, 11), (7, 9), "SAME", c=3, k=3, groups=3, dimension_numbers=NHWC),
+    case("2d-depthwise-wide", (5, 37), (3, 5), ((1, 1), (2, 3)), c=3, k=3, groups=3,
+         dilation=(2, 1)),
+    case("2d-depthwise-wide-strided", (6, 40), (3, 8), ((1, 1), (3, 5)), c=2, k=2, groups=2,
+         strides=(2, 1), dimension_numbers=("NHWC", "HWIO", "NHWC")),
+    case("2d-one-channel", (20, 13), (6, 5), c=1, k=1),
+    case("3d-depthwise", (4, 5, 6), (3, 2, 4), "SAME", c=3, k=3, groups=3,
+         dimension_numbers=NDHWC),
+]  # fmt: skip
+TABLE = [each for each in (*CASES, *MORE) if not each.crops and 0 not in each.y_shape]
 
 
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch):
-    monkeypatch.setattr(_load, "local_device", lambda: None)
-
-
-def described(case: Case, role: str) -> tuple[ConvSpec, Layout] | None:
-    """What the primitive that computes a role is told."""
-    operands = [jax.ShapeDtypeStruct(case.shape(name), "float32") for name in OPERANDS[role]]
-    equations = jax.make_jaxpr(case.cudnn(role))(*operands).eqns
-    for equation in equations:
-        if equation.primitive.name == f"conv_{CUDNN_OPERATIONS[role]}":
-            return equation.params["spec"], equation.params["layout"]
-    return None
-
-
-def attributes(function, *operands):
-    """What the one custom call of a function is told."""
-    traced = jax.jit(lambda *operands: function(*operands)).trace(*operands)
-    text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    (line,) = (line for line in text.splitlines() if f"custom_call @{_load.TARGET}(" in line)
-    return parse_attributes(line), line
-
-
-class TestFpropOfDgrad:
-    @parametrize(STRIDE_1)
-    def test_value(self, case):
-        found = described(case, "x")
-        if found is None:
-            pytest.skip("nothing is computed, or by another operation")
-        spec, layout = found
-        route = _routes.fprop_of_dgrad(spec, layout)
-        span = [d * (w - 1) for d, w in zip(spec.dilation, spec.w_shape[2:], strict=True)]
-        if any(max(pads) > s for pads, s in zip(spec.padding, span, strict=True)):
-            assert route is None
-            return
-        assert route is not None
-        dy, w = (
-            jnp.asarray(integers(i, layout.to_array(role, spec.shape(role)), "float32"))
-            for i, role in enumerate("yw")
-        )
-        expected = _reference.dgrad(dy, w, spec=spec, layout=layout)
-        computed = _reference.fprop(dy, route.filter(w), spec=route.spec, layout=route.layout)
-        assert np.array_equal(computed, expected)
-        assert route.spec.y_shape == spec.x_shape
-
-    def test_strides_have_none(self):
-        spec, layout = described(CASES[0], "x") or pytest.fail("the case has a gradient")
-        for axis in range(spec.num_spatial):
-            strides = tuple(2 if i == axis else 1 for i in range(spec.num_spatial))
-            assert _routes.fprop_of_dgrad(replace(spec, strides=strides), layout) is None
-
-    @pytest.mark.parametrize(
-        ("dtype", "layouts", "groups", "precision", "op"),
-        [
-            ("float32", HWIO, 1, None, "fprop"),  # the filter is copied in any case
-            ("float32", OIHW, 1, None, "fprop"),
-            ("float32", HWIO, 2, None, "fprop"),
-            ("float32", OHWI, 1, None, "dgrad"),
-            ("float32", OIHW, 8, None, "dgrad"),  # few channels, channels first as the filter is
-            ("float32", ("NCHW", "HWIO", "NCHW"), 8, None, "fprop"),
-            ("float32", HWIO, 1, "highest", "dgrad"),
-            ("bfloat16", HWIO, 1, None, "dgrad"),
-            ("bfloat16", OHWI, 16, None, "fprop"),  # depthwise
-            ("float32", OHWI, 16, "highest", "fprop"),
-        ],
+def described(case: Case, role: str, dtype: str = "float32", **changes) -> tuple[ConvSpec, Layout]:
+    """The spec of a case as cuDNN's functions describe it, whatever they would make of it."""
+    axes = [case.axes(name) for name in "xwy"]
+    spec = ConvSpec(
+        x_shape=(case.n, case.c, *case.size),
+        w_shape=(case.k, case.c // case.groups, *case.window),
+        strides=case.strides,
+        padding=case.pads,
+        dilation=case.dilation,
+        groups=case.groups,
+        dtypes=Dtypes(dtype, dtype, dtype),
+        **{
+            "flip": False,
+            "precision": (jax.lax.Precision.DEFAULT,) * 2,
+            "options": Options(),
+        }
+        | changes,
     )
-    def test_where_it_is_taken(self, dtype, layouts, groups, precision, op):
-        sizes = {"N": 2, "C": 16, "H": 8, "W": 8}
-        x = shaped(tuple(sizes[letter] for letter in layouts[0]), dtype)
-        sizes = {"O": 16, "I": 16 // groups, "H": 3, "W": 3}
-        w = shaped(tuple(sizes[letter] for letter in layouts[1]), dtype)
+    return spec, Layout(*axes)
 
-        def gradient(dy, w):
-            def conv(x):
-                return jaxcudnn.conv_general_dilated(
-                    x, w, (1, 1), "SAME", dimension_numbers=layouts,
-                    feature_group_count=groups, precision=precision,
-                )  # fmt: skip
 
-            return jax.linear_transpose(conv, x)(dy)[0]
+def refer(a, b, *, op: str, spec: ConvSpec, layout: Layout) -> jax.Array:
+    """Computes other convolutions, where there is no cuDNN."""
+    for array, role in zip((a, b), ROLES[op], strict=False):
+        assert array.shape == layout.to_array(role, spec.shape(role))
+    return getattr(_reference, op)(a, b, spec=spec, layout=layout)
 
-        found, _ = attributes(gradient, x, w)
-        assert found["op"] == op
-        with jaxcudnn.options(algorithm={"dgrad": "eng1"}):  # of an input gradient's plans
-            found, _ = attributes(gradient, x, w)
-        assert (found["op"], found["algorithm"]) == ("dgrad", "eng1")
-        with jaxcudnn.options(algorithm={"dgrad": "exhaustive", "fprop": "heuristic"}):
-            found, _ = attributes(gradient, x, w)
-        assert (found["op"], found["algorithm"]) == (op, "exhaustive")
 
-    def test_not_where_its_padding_is_too_large(self, monkeypatch):
-        monkeypatch.setattr(_lowering, "LARGEST", 16)
-        f = lambda dy, w: jaxcudnn.conv_dgrad(dy, w, (13, 13), padding=0)  # noqa: E731
-        dy, w = shaped((2, 16, 7, 7), "float32"), shaped((16, 16, 7, 7), "float32")
-        assert attributes(f, dy, w)[0]["op"] == "dgrad"  # dy with its padding has 19 positions
-        monkeypatch.setattr(_lowering, "LARGEST", 19)
-        assert attributes(f, dy, w)[0]["op"] == "fprop"
+def compute(name: str, role: str, spec: ConvSpec, layout: Layout):
+    kind = _routes.KINDS[name]
+    return jax.jit(partial(kind.compute, op=OPS[role], spec=spec, layout=layout, convolve=refer))
 
-    def test_without_a_plan_the_gradient_itself_is_asked_for(self, monkeypatch):
-        asked = []
 
-        def workspace(attributes, *, is_last):
-            asked.append((attributes["op"], is_last))
-            return 0 if attributes["op"] == "dgrad" else None
+def possible(name: str, case: Case, role: str, **changes) -> bool:
+    spec, _ = described(case, role, **changes)
+    return 0 not in (*spec.x_shape, *spec.w_shape) and _routes.KINDS[name].is_possible(
+        OPS[role], spec
+    )
 
-        monkeypatch.setattr(_lowering, "_workspace", workspace)
-        x, w = shaped((2, 16, 8, 8), "float32"), shaped((16, 16, 3, 3), "float32")
-        f = lambda dy, w: jaxcudnn.conv_dgrad(dy, w, (8, 8), padding=1)  # noqa: E731
-        found, _ = attributes(f, x, w)
-        assert asked == [("fprop", False), ("dgrad", True)] and found["op"] == "dgrad"
+
+def possibilities(cases, names=NAMES) -> list:
+    return [
+        pytest.param(name, each, role, id=f"{name}-{each.name}-{role}")
+        for name in names
+        for each in cases
+        for role in OPERANDS
+        if possible(name, each, role)
+    ]
+
+
+class TestValue:
+    @pytest.mark.parametrize(("name", "case", "role"), possibilities(TABLE))
+    def test_integers(self, name, case, role):
+        a, b = case.operands(role, integers)
+        flip = len(case.name) % 2 == 1
+        exact, _ = oracle.compute(role, a, b, case, flip=flip)
+        computed = compute(name, role, *described(case, role, flip=flip))(a, b)
+        assert computed.shape == exact.shape and computed.dtype == "float32"
+        if name in INEXACT:
+            computed = np.round(computed)
+        np.testing.assert_array_equal(computed, exact)
+
+    @pytest.mark.parametrize(("name", "case", "role"), possibilities(MORE, _options.ROUTES))
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    def test_normal_numbers(self, name, case, role, dtype):
+        a, b = case.operands(role, normal, dtype)
+        exact, magnitude = oracle.compute(role, a, b, case)
+        computed = compute(name, role, *described(case, role, dtype))(a, b)
+        assert_close(computed, exact, magnitude, dtype=dtype, length=case.lengths[role])
+
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("role", OPERANDS)
+    def test_every_route_has_cases(self, name, role):
+        found = [each.values for each in possibilities(TABLE, [name])]
+        assert sum(values[2] == role for values in found) >= 4
