@@ -147,6 +147,7 @@ def exactly(layer: Layer, *ops: str) -> Layer:
 LAYERS: dict[str, tuple[Layer, ...]] = {
     "patches": (
         replace(EMBEDDING, routes=("matmul", "rounded matmul")),
+        patches("few outputs", 4, 32, 4, (96, 96, 96), 1),
         in_float32(EMBEDDING),
         patches("ConvNeXt", 128, 3, 96, (224, 224), 4),
         patches("ConvNeXt, second", 128, 96, 192, (56, 56), 2),

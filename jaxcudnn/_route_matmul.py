@@ -51,14 +51,19 @@ def is_possible(op: str, spec: ConvSpec) -> bool:
 def is_faster(op: str, spec: ConvSpec) -> bool:
     """Say whether that is faster than cuDNN's plans.
 
-    It is for patches of images with few channels, for which those plans are slow. Which matrix
-    product XLA takes is timed, so that bits may differ from run to run.
+    It is for patches of images with few channels, and in 16 bits for single positions with few
+    outputs, since those plans copy what has too few to an array that has more. Which matrix product
+    XLA takes is timed, so that bits may differ from run to run.
     """
+    few = aligned_channels(op, spec)
+    (outputs, inputs, *window), numbers = spec.w_shape, math.prod(spec.w_shape[1:])
+    is_small = jnp.dtype(dtypes(op, spec)[0]).itemsize == 2
     return (
         spec.groups == 1
         and not spec.options.deterministic
-        and spec.x_shape[1] < aligned_channels(op, spec)
-        and math.prod(spec.w_shape[1:]) >= aligned_channels(op, spec)
+        and (
+            inputs < few <= numbers or (is_small and set(window) == {1} and outputs < few <= inputs)
+        )
         and all(each.window == _step(each) for each in dimensions(spec))
     )
 

@@ -34,13 +34,18 @@ from ._route_geometry import (
     aligned_channels,
     channels_last,
     dimensions,
+    dtypes,
     last,
     padded,
+    precision,
     rounded,
     users_order,
 )
 from ._route_reversed import fprop_of_dgrad
 from ._spec import ROLES, ConvSpec, Layout
+
+FEWEST_TAPS = 169
+"""From which on it is faster in 16 bits, but for filter gradients."""
 
 
 def is_possible(op: str, spec: ConvSpec) -> bool:
@@ -54,8 +59,17 @@ def is_possible(op: str, spec: ConvSpec) -> bool:
 
 
 def is_faster(op: str, spec: ConvSpec) -> bool:
-    """Say whether the window is so large that cuDNN has no fast plan for it."""
-    return spec.num_spatial == 2 and math.prod(spec.w_shape[2:]) >= LARGE_WINDOW
+    """Say whether the window is so large that cuDNN has no fast plan for it.
+
+    In float32 without tensor cores nothing is gained, and with them nothing forward.
+    """
+    taps, multiplied = math.prod(spec.w_shape[2:]), dtypes(op, spec)[0]
+    if spec.num_spatial != 2:
+        return False
+    if jnp.dtype(multiplied).itemsize == 2:
+        return taps >= (LARGE_WINDOW if op == "wgrad" else FEWEST_TAPS)
+    uses_tensor_cores = multiplied == "float32" and precision(op, spec) == lax.Precision.DEFAULT
+    return taps >= LARGE_WINDOW and uses_tensor_cores and op != "fprop"
 
 
 def compute(

@@ -29,7 +29,7 @@ from . import (
 from ._options import ALGORITHMS
 from ._spec import ConvSpec
 
-FEWEST_ELEMENTS = 1 << 20
+FEWEST_ELEMENTS = 1 << 19
 """Of the larger image, x or y, below which nothing is gained: a step more is one launch more."""
 
 

@@ -67,7 +67,23 @@ class TestRules:
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
     @pytest.mark.parametrize("name", TAKEN)
     def test_taken_in_every_pass(self, name, dtype):
-        assert routes_of(**TAKEN[name], dtype=dtype) == [name] * 3
+        expected = [name] * 3
+        if (name, dtype) == ("toeplitz", "float32"):
+            expected[0] = "cuDNN"
+        assert routes_of(**TAKEN[name], dtype=dtype) == expected
+
+    def test_large_windows(self):
+        assert routes_of(**LARGE, dtype="float32", precision="highest") == ["cuDNN"] * 3
+        smaller = {**LARGE, "w": (256, 13, 13, 1)}
+        assert routes_of(**smaller) == ["toeplitz", "toeplitz", "cuDNN"]
+        assert routes_of(**smaller, dtype="float32") == ["cuDNN"] * 3
+
+    def test_single_positions_with_few_outputs(self):
+        head = {"x": (2, 96, 96, 96, 32), "w": (4, 1, 1, 1, 32), "strides": (1, 1, 1)}
+        assert routes_of(**head, numbers=NDHWC) == ["matmul"] * 3
+        assert routes_of(**head, numbers=NDHWC, dtype="float32") == ["cuDNN"] * 3
+        few_inputs = {**head, "x": (2, 96, 96, 96, 4), "w": (32, 1, 1, 1, 4)}
+        assert routes_of(**few_inputs, numbers=NDHWC) == ["cuDNN"] * 3
 
     @pytest.mark.parametrize(
         ("changes", "reason"),
@@ -80,7 +96,7 @@ class TestRules:
             ({**CAUSAL, "w": (128, 9, 1), "padding": "SAME"}, "more taps"),
             ({**CAUSAL, "strides": (2,)}, "a stride"),
             ({**CAUSAL, "w": (256, 4, 1)}, "two outputs to an input"),
-            ({**LARGE, "w": (256, 15, 15, 1)}, "a smaller window"),
+            ({**LARGE, "w": (256, 12, 14, 1)}, "a smaller window"),
             ({**LARGE, "strides": (1, 2)}, "a stride in the last dimension"),
             ({"x": (8, 56, 56, 64), "w": (256, 1, 1, 64), "strides": (1, 1)}, "1x1"),
         ],
@@ -316,7 +332,9 @@ class TestAroundThem:
         x_shape, w_shape, arguments = SMALL[name]
         x, w = integers(1, x_shape, dtype), integers(2, w_shape, dtype)
         computed = conv(x, w, **arguments, preferred_element_type=result)
-        assert self.taken[-1:] == [name] and computed.dtype == result
+        # Of eight bits these products are in float32, without tensor cores.
+        taken = "" if (name, dtype) == ("toeplitz", "int8") else name
+        assert self.taken[-1:] == [taken] and computed.dtype == result
         with jax.disable_jit():
             expected = conv(
                 x.astype("float32"), w.astype("float32"), **arguments, options={"routes": False}
