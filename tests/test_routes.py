@@ -131,3 +131,27 @@ class TestValue:
     def test_every_route_has_cases(self, name, role):
         found = [each.values for each in possibilities(TABLE, [name])]
         assert sum(values[2] == role for values in found) >= 4
+
+
+class TestFft:
+    """Errors are within the bound where all numbers of a channel are of one size."""
+
+    LAYER = case("2d-31x31", (32, 30), (31, 31), "SAME", n=3, c=2, k=2, groups=2,
+                 dimension_numbers=NHWC)  # fmt: skip
+
+    @pytest.mark.parametrize("role", OPERANDS)
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    def test_normal_numbers(self, role, dtype):
+        a, b = self.LAYER.operands(role, normal, dtype)
+        exact, magnitude = oracle.compute(role, a, b, self.LAYER)
+        computed = compute("fft", role, *described(self.LAYER, role, dtype))(a, b)
+        assert_close(computed, exact, magnitude, dtype=dtype, length=self.LAYER.lengths[role])
+
+    def test_is_relative_to_the_largest_number_of_a_channel(self):
+        """Why it is not among the routes that are taken unasked."""
+        x, w = self.LAYER.operands("y", normal)
+        x = x.at[:, 0, 0, 0].set(1e6)
+        exact, _ = oracle.compute("y", x, w, self.LAYER)
+        computed = compute("fft", "y", *described(self.LAYER, "y"))(x, w)
+        apart = np.abs(computed - exact)[:, 20:, 20:]  # of no window that has the large number
+        assert 1e-3 < apart[..., 0].max() < 10 and apart[..., 1].max() < 1e-3
