@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+import definition
 import oracle
 from cases import CASES, CHANNELS_LAST, OPERANDS, Case, case, integers, normal
 from jaxcudnn import Options, _options, _reference, _routes
@@ -131,3 +132,45 @@ class TestValue:
     def test_every_route_has_cases(self, name, role):
         found = [each.values for each in possibilities(TABLE, [name])]
         assert sum(values[2] == role for values in found) >= 4
+
+
+class TestFft:
+    """Errors are within the bound where all numbers of a channel are of one size."""
+
+    LAYER = case("2d-31x31", (32, 30), (31, 31), "SAME", n=3, c=2, k=2, groups=2,
+                 dimension_numbers=NHWC)  # fmt: skip
+
+    def exact(self, role: str, a, b) -> np.ndarray:
+        """By `definition`, since `oracle` goes through the meetings one by one."""
+        layer, names = self.LAYER, dict(zip("xwy", definition.ROLES, strict=True))
+        geometry = definition.Geometry(
+            lhs_shape=(layer.n, layer.c, *layer.size),
+            rhs_shape=(layer.k, 1, *layer.window),
+            strides=layer.strides,
+            padding=layer.pads,
+            lhs_dilation=(1, 1),
+            rhs_dilation=layer.dilation,
+            feature_groups=layer.groups,
+            batch_groups=1,
+            axes={name: layer.axes(role) for role, name in names.items()},
+        )
+        operands = zip(OPERANDS[role], (a, b), strict=True)
+        arrays = {names[name]: np.asarray(array, np.float64) for name, array in operands}
+        return definition.compute(names[role], arrays, geometry)
+
+    @pytest.mark.parametrize("role", OPERANDS)
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    def test_normal_numbers(self, role, dtype):
+        a, b = self.LAYER.operands(role, normal, dtype)
+        exact, magnitude = self.exact(role, a, b), self.exact(role, abs(a), abs(b))
+        computed = compute("fft", role, *described(self.LAYER, role, dtype))(a, b)
+        assert_close(computed, exact, magnitude, dtype=dtype, length=self.LAYER.lengths[role])
+
+    def test_is_relative_to_the_largest_number_of_a_channel(self):
+        """Why it is not among the routes that are taken unasked."""
+        x, w = self.LAYER.operands("y", normal)
+        x = x.at[:, 0, 0, 0].set(1e6)
+        computed = compute("fft", "y", *described(self.LAYER, "y"))(x, w)
+        apart = np.abs(computed - self.exact("y", x, w))
+        apart = apart[:, 20:, 20:]  # in no window of which the large number is
+        assert 1e-3 < apart[..., 0].max() < 10 and apart[..., 1].max() < 1e-3
