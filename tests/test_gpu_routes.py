@@ -64,7 +64,8 @@ def test_chosen(name: str, case: Case, role: str, dtype: str):
     a, b = (fill(case, operand, dtype, jnp.uint32(7)) for operand in OPERANDS[role])
     compute = case.cudnn(role)
     (row,) = jaxcudnn.explain(compute)(a, b)
-    assert row.route == name
+    is_slower = (name, role, dtype) == ("toeplitz", "y", "float32")
+    assert row.route == ("cuDNN" if is_slower else name)
     points = sampled.draw_points(case, role)
     computed = sampled.take(jax.jit(compute)(a, b), case, role, jnp.asarray(points))
     dtypes = dict.fromkeys("xwy", dtype)
