@@ -20,7 +20,7 @@ from record import Record
 from watch import Progress
 
 import jaxcudnn
-from jaxcudnn import _load
+from jaxcudnn import _load, _routes
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -148,8 +148,10 @@ class Measurement:
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
         calls = custom_calls(text)
         plans = [self._machine.plan(attributes) for attributes in calls]
+        explained = jaxcudnn.explain(function)(*self._operands(which, self._arrays))
+        routes = dict.fromkeys(row.route for row in explained if row.route in _routes.KINDS)
         self.rows[which] |= {
-            "route": route(text),
+            "route": ", ".join(routes) or route(text),
             "reading": ", ".join(dict.fromkeys(map(reading, calls))),
             "plan": ", ".join(dict.fromkeys(plan.name for plan in plans)),
             "workspace": max((plan.workspace_size for plan in plans), default=0),

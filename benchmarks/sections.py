@@ -4,6 +4,8 @@
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +19,7 @@ from machines import Machine
 from record import Record
 
 import jaxcudnn
-from jaxcudnn import _lowering, _reference
+from jaxcudnn import Options, _lowering, _reference
 
 LAX_SECONDS = 75
 """How long XLA may compile and tune `lax` convolutions in the section of layers, where they are
@@ -30,9 +32,9 @@ NO_COMMAND_BUFFER = {"xla_gpu_graph_min_graph_size": 1_000_000}
 def layers(machine: Machine, record: Record, effort: Effort) -> None:
     """Time ten layers of ResNet-50 on the GPU, three passes, in bfloat16 and in TF32.
 
-    jaxcudnn's jitted call, cuDNN's Python frontend with the same plan and, in bfloat16, `lax` take
-    turns under one profiler. Beside the times it notes whether both callers of cuDNN launched the
-    same kernels and computed the same bits.
+    jaxcudnn's jitted call, by no route, cuDNN's Python frontend with the same plan and, in
+    bfloat16, `lax` take turns under one profiler. Beside the times it notes whether both callers of
+    cuDNN launched the same kernels and computed the same bits.
     """
     lax_seconds = 0.0
     for dtype in ("bfloat16", "float32"):
@@ -40,7 +42,7 @@ def layers(machine: Machine, record: Record, effort: Effort) -> None:
         for conv in map(machine.scaled, RESNET50[: effort.layers]):
             for op in PASSES:
                 with record.attempt(f"{conv.name} {op} {dtype}"):
-                    bench = Bench(machine, record, conv, op, dtype, data)
+                    bench = Bench(machine, record, conv, op, dtype, data, routes=False)
                     bench.add_frontend()
                     if dtype == "bfloat16" and lax_seconds < LAX_SECONDS:
                         lax_seconds += bench.add_lax()
@@ -52,7 +54,8 @@ def headline(machine: Machine, record: Record, effort: Effort) -> None:
     data = RandomData("bfloat16")
     for conv, op in HEADLINES:
         with record.attempt(f"{conv.name} {op}"):
-            bench = Bench(machine, record, machine.scaled(conv), op, "bfloat16", data)
+            scaled = machine.scaled(conv)
+            bench = Bench(machine, record, scaled, op, "bfloat16", data, routes=True)
             bench.add_lax()
             bench.measure(effort)
 
@@ -169,9 +172,10 @@ class Bench:
     """One pass of one convolution, computed by several programs from the same operands."""
 
     def __init__(
-        self, machine: Machine, record: Record, conv: Conv, op: str, dtype: str, data: RandomData
-    ) -> None:
-        """Compute it once through jaxcudnn."""
+        self, machine: Machine, record: Record, conv: Conv, op: str, dtype: str, data: RandomData,
+        *, routes: bool,
+    ) -> None:  # fmt: skip
+        """Compute it once through jaxcudnn, by a route if there is one and `routes` says so."""
         self._machine, self._record = machine, record
         self._conv, self._op, self._dtype = conv, op, dtype
         shapes = conv.shapes()
@@ -180,20 +184,21 @@ class Bench:
         ]
         self._programs: dict[str, Program] = {}
         self._bit_equal: bool | None = None
-        self._result, _ = self._add("jaxcudnn", jaxcudnn.conv_general_dilated)
+        chosen = Options(routes=routes)
+        convolve = partial(jaxcudnn.conv_general_dilated, options=chosen)
+        self._result, _ = self._add("jaxcudnn", convolve)
         built = machine.plans_built()
-        (call,) = _lowering.steps(
-            op, getattr(_reference, op), spec=conv.spec(dtype), layout=conv.layout
-        )
-        assert call.attributes is not None
-        self._attributes = call.attributes
-        self._plan = machine.plan(self._attributes)
+        spec = replace(conv.spec(dtype), options=chosen)
+        (call,) = _lowering.steps(op, getattr(_reference, op), spec=spec, layout=conv.layout)
+        self._attributes, self._route = call.attributes, call.route
+        self._plan = machine.plan(self._attributes) if self._attributes else None
         if machine.plans_built() != built:
             raise RuntimeError("the call used another plan than the one that is looked up here")
 
     def add_frontend(self) -> None:
         """Add the same plan executed by cuDNN's frontend, and compare its result bit by bit."""
         with self._record.attempt(f"{self._conv.name} {self._op} {self._dtype}, cuDNN's frontend"):
+            assert self._attributes and self._plan
             program = self._machine.frontend(
                 self._attributes, self._plan.name, self._operands, self._result
             )
@@ -228,8 +233,8 @@ class Bench:
             layer=self._conv.name,
             op=self._op,
             dtype=self._dtype,
-            plan=self._plan.name,
-            workspace=self._plan.workspace_size,
+            plan=self._plan.name if self._plan else self._route,
+            workspace=self._plan.workspace_size if self._plan else 0,
             us=us,
             ratio=peer and us["jaxcudnn"] / us["frontend"],
             bit_equal=self._bit_equal,

@@ -16,6 +16,7 @@ import pytest
 from jax import lax
 
 import jaxcudnn
+from jaxcudnn import _routes
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "benchmarks"))  # scripts, which no package holds
@@ -236,6 +237,18 @@ def test_dry_run_measures_everything(results):
     ]
 
 
+def test_headlines_go_by_routes_and_layers_by_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(_routes, "FEWEST_ELEMENTS", 0)
+    machine, once = machines.DryRun(), effort.QUICK._replace(layers=1)
+    plans = {}
+    for name in ("headline", "layers"):
+        own = record.Record(tmp_path / "results.json", name, fresh=True)
+        sections.SECTIONS[name](machine, own, once)
+        plans[name] = [row["plan"] for row in own.rows]
+    assert plans["headline"][0] == "matmul"
+    assert "space_to_depth" not in plans["layers"] and len(plans["layers"]) == 6
+
+
 def test_dry_run_of_fused_layers(results):
     (row,) = results["sections"]["fused"]["rows"]
     us = row["us"]
@@ -264,7 +277,9 @@ def test_layers_are_fused_where_there_is_no_gpu_to_ask():
         operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in wanted]
         for f in fused.by_jaxcudnn(conv).values():
             (row,) = jaxcudnn.explain(f)(*operands)
-            assert row.route == "cuDNN" and (not row.unfused or conv.c == 3), conv.name
+            is_stem = conv.c == 3
+            assert row.route == ("space_to_depth" if is_stem else "cuDNN"), conv.name
+            assert not row.unfused or is_stem, conv.name
 
 
 def test_host_is_of_both_chains(results):

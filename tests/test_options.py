@@ -124,12 +124,16 @@ class TestValues:
         )
 
     def test_routes(self):
+        def kept(options: Any) -> tuple[str, ...]:
+            return options.routes
+
         exact = ("matmul", "space_to_depth", "shifts", "toeplitz")
         assert Options().routes == Options(routes=True).routes == exact
-        assert Options(routes=False).routes == Options(routes=np.False_).routes == ()
+        no: Any = np.False_
+        assert Options(routes=False).routes == Options(routes=no).routes == ()
         assert Options(routes=["fft", "shifts", "matmul"]).routes == ("matmul", "shifts", "fft")
         assert Options(routes={"shifts"}) == Options(routes=(np.str_("shifts"), "shifts"))
-        assert type(Options(routes=[np.str_("shifts")]).routes[0]) is str
+        assert [type(name) for name in kept(Options(routes=[np.str_("shifts")]))] == [str]
 
     @pytest.mark.parametrize(
         "error, match, values",

@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 import jaxcudnn
+from jaxcudnn import _routes
 from processes import PACKAGE
 from reported import load
 
@@ -152,6 +153,12 @@ def test_rows_stand_in_the_order_of_the_entries(tmp_path):
     progress = watch.Progress(tmp_path / "progress", {})
     reported_figures.reported(machines.DryRun(), own, progress, arguments(entry=["jax#12461"]))
     assert [row["entry"] for row in own.rows[::3]] == ["jax#12461", "pytorch#19599"]
+
+
+def test_routes_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(_routes, "FEWEST_ELEMENTS", 0)
+    section = measured("reported", tmp_path, entry=["jax#30469"])["sections"]["reported"]
+    assert [row["route"] for row in section["rows"]] == ["matmul"] * 3
 
 
 # What goes wrong
