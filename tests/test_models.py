@@ -88,7 +88,7 @@ def as_torch(name: str, value: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_network_in_pytorch(name):
     """It has the same outputs with the same numbers, which layers get in the order of their use."""
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     torch_step = importlib.import_module("torch_step")
     model, rng = MODELS[name], np.random.default_rng(5)
     network = jax_models.NETWORKS[name](**model.arguments(small=True))
