@@ -56,6 +56,11 @@ def lower_cuda(op: str, reference: Callable[..., jax.Array]) -> Callable[..., An
     return isolated(partial(_lower, op=op, reference=reference))
 
 
+def lower_formula(op: str, reference: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """Give the lowering rule for CUDA of one primitive where it is left to XLA."""
+    return isolated(partial(by_formula, op=op, reference=reference))
+
+
 def isolated(compute: Callable[..., jax.Array]) -> Callable[..., Any]:
     """Give the lowering rule of a function, whose own calls of `lax` are XLA's."""
     rule = mlir.lower_fun(compute, multiple_results=False)
@@ -169,7 +174,7 @@ def _lower(
     report: Callable[[Step], None] = lambda step: None,
 ) -> jax.Array:
     """Compute by cuDNN, whole or in pieces, or else by whatever XLA has."""
-    *operands, result = ROLES[op]
+    operands = ROLES[op][:2]
     reason = _unsuitable(spec)
     if not reason:
         computed = compute_in_pieces(
@@ -193,7 +198,20 @@ def _lower(
                 return _call(a, form.filter(b), workspace=workspace, form=form)
         reason = "cuDNN has no plan for it that the options allow"
     report(Step(spec, None, reason))
-    has_kernel = _taps.is_needless(spec.num_spatial, spec.dtype(result))
+    return by_formula(a, b, op=op, reference=reference, spec=spec, layout=layout)
+
+
+def by_formula(
+    a: jax.Array,
+    b: jax.Array,
+    *,
+    op: str,
+    reference: Callable[..., jax.Array],
+    spec: ConvSpec,
+    layout: Layout,
+) -> jax.Array:
+    """Compute one primitive by whatever XLA has."""
+    has_kernel = _taps.is_needless(spec.num_spatial, spec.dtype(ROLES[op][2]))
     convolve = lax.conv_general_dilated if has_kernel else _taps.convolve
     return reference(a, b, spec=spec, layout=layout, convolve=convolve)
 
