@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from record import Record, read
 from report import render
@@ -70,8 +71,16 @@ def measure(
     args: argparse.Namespace,
     sections: Sequence[str],
     run_section: Callable[[str, argparse.Namespace], None],
+    tell: Callable[[dict[str, Any], Sequence[str]], None] | None = None,
 ) -> int:
-    """Measure and print a report; return 1 if anything could not be measured, or is wrong."""
+    """Measure and tell; return 1 if anything could not be measured, or is wrong.
+
+    Args:
+        args: the command's.
+        sections: what it measures unless told otherwise.
+        run_section: measures one.
+        tell: is given all results and the sections that were measured; a report is printed if None.
+    """
     if not args.dry_run and not has_gpu():
         print("JAX finds no GPU here, so there is nothing to measure", file=sys.stderr)
         return 1
@@ -80,8 +89,17 @@ def measure(
         print(f"== {name}", flush=True)
         run_section(name, args)
     results = read(args.output)
-    print(render(results))
+    if tell:
+        tell(results["sections"], names)
+    else:
+        print(render(results))
     return 1 if any(results["sections"][name]["failures"] for name in names) else 0
+
+
+def tell_failures(sections: dict[str, Any], names: Sequence[str]) -> None:
+    """Say what could not be measured."""
+    for text in (text for name in names for text in sections[name]["failures"]):
+        print(f"not measured: {text}", file=sys.stderr)
 
 
 def has_gpu() -> bool:

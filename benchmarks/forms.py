@@ -19,10 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from command import has_gpu, options, run_in_process
+from command import measure as measure_sections
+from command import options, run_in_process, tell_failures
 from jax import lax
 from machines import DryRun, Gpu, Machine
-from record import Record, read
+from record import Record
 
 from jaxcudnn import _lowering, _route_reversed
 from jaxcudnn._dtypes import Dtypes
@@ -249,18 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.worker:
         work(args.worker, args)
         return 0
-    if not args.dry_run and not has_gpu():
-        print("JAX finds no GPU here, so there is nothing to measure", file=sys.stderr)
-        return 1
-    names = [name for name in TIMEOUTS if name in (args.section or TIMEOUTS)]
-    for name in names:
-        print(f"== {name}", flush=True)
-        run_section(name, args)
-    sections = read(args.output)["sections"]
-    failures = [text for name in names for text in sections[name]["failures"]]
-    for text in failures:
-        print(f"not measured: {text}", file=sys.stderr)
-    return 1 if failures else 0
+    return measure_sections(args, [*TIMEOUTS], run_section, tell_failures)
 
 
 if __name__ == "__main__":

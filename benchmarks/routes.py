@@ -21,11 +21,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from command import has_gpu, options, run_in_process
+from command import measure as measure_sections
+from command import options, run_in_process, tell_failures
 from device_time import Program
 from jax import lax
 from machines import DryRun, Gpu, Machine
-from record import Record, read
+from record import Record
 
 from jaxcudnn import Options, _primitives, _routes
 from jaxcudnn._dtypes import Dtypes
@@ -301,6 +302,14 @@ def line(row: dict[str, Any]) -> str:
     return f"{text}; chosen: {row['chosen']}"
 
 
+def tell(sections: dict[str, Any], names: Sequence[str]) -> None:
+    """Say what could not be measured, and what was not begun."""
+    tell_failures(sections, names)
+    for name in names:
+        for text in sections[name]["figures"].get("not_begun", []):
+            print(f"not begun, for want of time: {text}", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; return 1 if anything could not be measured."""
     description = (__doc__ or "").split("\n")[0]
@@ -308,21 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.worker:
         work(args.worker, args)
         return 0
-    if not args.dry_run and not has_gpu():
-        print("JAX finds no GPU here, so there is nothing to measure", file=sys.stderr)
-        return 1
-    names = [name for name in SECONDS if name in (args.section or SECONDS)]
-    for name in names:
-        print(f"== {name}", flush=True)
-        run_section(name, args)
-    sections = read(args.output)["sections"]
-    failures = [text for name in names for text in sections[name]["failures"]]
-    for text in failures:
-        print(f"not measured: {text}", file=sys.stderr)
-    for name in names:
-        for text in sections[name]["figures"].get("not_begun", []):
-            print(f"not begun, for want of time: {text}", file=sys.stderr)
-    return 1 if failures else 0
+    return measure_sections(args, [*SECONDS], run_section, tell)
 
 
 if __name__ == "__main__":

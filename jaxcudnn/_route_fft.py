@@ -22,17 +22,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from . import _route_reversed
 from ._memory import LARGE_WINDOW
 from ._route_geometry import (
     Convolve,
     channels_last,
     dimensions,
-    last,
     padded,
     rounded,
     users_order,
 )
-from ._route_reversed import fprop_of_dgrad
 from ._spec import ROLES, ConvSpec, Layout
 
 _FACTORS = (2, 3, 5, 7)  # of lengths whose transforms are fast
@@ -44,7 +43,7 @@ def is_possible(op: str, spec: ConvSpec) -> bool:
         spec.is_depthwise
         and set(spec.strides) == {1}
         and "float64" not in spec.dtypes
-        and (op != "dgrad" or fprop_of_dgrad(spec, last(spec.num_spatial)) is not None)
+        and _route_reversed.has_fprop(op, spec)
     )
 
 
@@ -53,14 +52,11 @@ def is_faster(op: str, spec: ConvSpec) -> bool:
     return math.prod(spec.w_shape[2:]) >= LARGE_WINDOW
 
 
+@_route_reversed.by_fprop
 def compute(
     a: jax.Array, b: jax.Array, *, op: str, spec: ConvSpec, layout: Layout, convolve: Convolve
 ) -> jax.Array:
     """Compute a primitive; `convolve` is not needed."""
-    if op == "dgrad":
-        fprop = fprop_of_dgrad(spec, layout)
-        assert fprop is not None
-        return compute(a, b, op="fprop", spec=fprop.spec, layout=fprop.layout, convolve=convolve)
     first, second, result = ROLES[op]
     given = dimensions(spec)
     pads = [(each.low, each.span - each.low - each.size) for each in given]

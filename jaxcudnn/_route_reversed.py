@@ -9,8 +9,10 @@ outputs exchanged within each group. In one dimension, with dilation d, low padd
 where r' = R - 1 - r and lo' = d (R - 1) - lo, which is the low padding; the high one likewise.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple
 
 import jax
 
@@ -63,3 +65,24 @@ def prefers_fprop(spec: ConvSpec, dtype: str, *, allow_tf32: bool, is_copied: bo
     it is copied whichever it is (docs/decisions.md).
     """
     return spec.is_depthwise or (dtype == "float32" and allow_tf32 and is_copied)
+
+
+def has_fprop(op: str, spec: ConvSpec) -> bool:
+    """Say whether an operation is a forward convolution if it is an input gradient."""
+    axes = tuple(range(spec.num_spatial + 2))
+    return op != "dgrad" or fprop_of_dgrad(spec, Layout(axes, axes, axes)) is not None
+
+
+def by_fprop(compute: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Have a route compute input gradients, which `has_fprop`, as what they are."""
+
+    @wraps(compute)
+    def computed(
+        *operands: jax.Array, op: str, spec: ConvSpec, layout: Layout, **params: Any
+    ) -> jax.Array:
+        fprop = fprop_of_dgrad(spec, layout) if op == "dgrad" else None
+        if fprop:
+            op, spec, layout = "fprop", fprop.spec, fprop.layout
+        return compute(*operands, op=op, spec=spec, layout=layout, **params)
+
+    return computed

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from . import _route_reversed
 from ._dtypes import accumulator
 from ._memory import LARGE_WINDOW
 from ._route_geometry import (
@@ -41,7 +42,6 @@ from ._route_geometry import (
     rounded,
     users_order,
 )
-from ._route_reversed import fprop_of_dgrad
 from ._spec import ROLES, ConvSpec, Layout
 
 FEWEST_TAPS = 169
@@ -54,7 +54,7 @@ def is_possible(op: str, spec: ConvSpec) -> bool:
         spec.is_depthwise
         and spec.num_spatial >= 2
         and spec.strides[-1] == spec.dilation[-1] == 1
-        and (op != "dgrad" or fprop_of_dgrad(spec, last(spec.num_spatial)) is not None)
+        and _route_reversed.has_fprop(op, spec)
     )
 
 
@@ -72,14 +72,11 @@ def is_faster(op: str, spec: ConvSpec) -> bool:
     return taps >= LARGE_WINDOW and uses_tensor_cores and op != "fprop"
 
 
+@_route_reversed.by_fprop
 def compute(
     a: jax.Array, b: jax.Array, *, op: str, spec: ConvSpec, layout: Layout, convolve: Convolve
 ) -> jax.Array:
     """Compute a primitive by another one, which `convolve` computes."""
-    if op == "dgrad":
-        fprop = fprop_of_dgrad(spec, layout)
-        assert fprop is not None
-        return compute(a, b, op="fprop", spec=fprop.spec, layout=fprop.layout, convolve=convolve)
     first, second, result = ROLES[op]
     blocks = _blocks(op, spec)
     rows = {"x": _rows_of_x, "y": _rows_of_y, "w": _matrices}

@@ -15,7 +15,7 @@ import pytest
 from jaxcudnn import _load
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-forms, record = map(importlib.import_module, ("forms", "record"))
+command, forms, record = map(importlib.import_module, ("command", "forms", "record"))
 
 DEPTHWISE = forms.depthwise(2, 16, (8, 9), 3, "bfloat16")
 DENSE = forms.gradient(2, 16, 24, (8, 9), 3, 2)
@@ -125,7 +125,7 @@ def test_line():
 
 class TestCommand:
     def test_without_a_gpu_earlier_figures_stay(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr(forms, "has_gpu", lambda: False)
+        monkeypatch.setattr(command, "has_gpu", lambda: False)
         path = tmp_path / "forms.json"
         path.write_text("{}")
         assert forms.main(["--output", str(path)]) == 1

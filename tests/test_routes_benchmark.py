@@ -14,7 +14,7 @@ import pytest
 from jaxcudnn import _routes
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-routes, record = map(importlib.import_module, ("routes", "record"))
+command, routes, record = map(importlib.import_module, ("command", "routes", "record"))
 
 ROWS = [(name, layer, op) for name in routes.SECONDS for layer in routes.LAYERS[name]
         for op in layer.ops]  # fmt: skip
@@ -90,7 +90,7 @@ def test_nothing_is_begun_when_time_is_up(tmp_path, monkeypatch):
 
 class TestCommand:
     def test_without_a_gpu_earlier_figures_stay(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr(routes, "has_gpu", lambda: False)
+        monkeypatch.setattr(command, "has_gpu", lambda: False)
         path = tmp_path / "routes.json"
         path.write_text("{}")
         assert routes.main(["--output", str(path)]) == 1
