@@ -1,18 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "error.h"
 #include "planner.h"
 
 namespace jaxcudnn {
 
+/// The newest schema of a custom call's attributes, and the one that Python writes. A program names
+/// its own, if that is not the first, in the attribute `schema`.
+///
+///   1  all that are read without a default below.
+///   2  x and y may say 0 for the number of images: as many as the buffers hold.
+///
+/// An attribute that a later schema adds gets a default, with which older programs mean what they
+/// meant. What older programs would have to mean otherwise takes another target (_load.py).
+inline constexpr int64_t kSchema = 2;
+
+/// Throws kFailedPrecondition for a schema that this extension does not know.
+inline void CheckSchema(int64_t schema) {
+  if (schema >= 1 && schema <= kSchema) return;
+  throw Error(ErrorCode::kFailedPrecondition,
+              "the program was saved with schema " + std::to_string(schema) +
+                  " of jaxcudnn's custom call, and the jaxcudnn that loads it reads schemas 1 to " +
+                  std::to_string(kSchema) +
+                  "; load it with the jaxcudnn that saved it, or a newer one");
+}
+
 /// Reads a custom call's attributes, which are also the arguments of the module's functions.
-/// `Source` has members Text, Sizes, Flag and Number that give the value of a name, or throw.
+/// `Source` has members Text, Sizes, Flag and Number that give the value of a name, or throw; given
+/// a default, they may give that for a name that there is not. Nothing is validated.
 template <typename Source>
 [[nodiscard]] Problem ReadProblem(const Source& source) {
-  Problem problem{
+  return {
       {
           ConvOpFromName(source.Text("op")),
           source.Sizes("x"),
@@ -25,9 +48,9 @@ template <typename Source>
           source.Flag("flip"),
           DataTypeFromName(source.Text("dtype")),
           source.Flag("allow_tf32"),
-          source.Flag("channels_first"),
-          {ActivationFromName(source.Text("activation")), source.Flag("residual"),
-           source.Flag("bias")},
+          source.Flag("channels_first", false),
+          {ActivationFromName(source.Text("activation", "")), source.Flag("residual", false),
+           source.Flag("bias", false)},
       },
       {
           source.Text("algorithm"),
@@ -43,8 +66,6 @@ template <typename Source>
       source.Number("workspace_limit"),
       kFullAlignment,
   };
-  Validate(problem.spec);
-  return problem;
 }
 
 }  // namespace jaxcudnn

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
+#include <memory>
+#include <numeric>
 #include <utility>
 
 #include "error.h"
@@ -15,6 +18,9 @@ namespace {
 
 // Where a copy may start: as XLA's own buffers do.
 constexpr int64_t kCopyAlignment = 256;
+
+constexpr const char* kNotInitialized =
+    "Execute was reached without Initialize for buffers at such addresses";
 
 int64_t RoundUp(int64_t bytes) {
   return (bytes + kCopyAlignment - 1) / kCopyAlignment * kCopyAlignment;
@@ -34,6 +40,23 @@ BufferSizes BytesOfAll(const ConvSpec& spec) {
     bytes[static_cast<size_t>(operand)] = BytesOf(spec, operand);
   }
   return bytes;
+}
+
+/// Stands in x and y for the number of images that the buffers hold.
+constexpr int64_t kAnyNumber = 0;
+
+Problem WithImages(Problem problem, int64_t images) {
+  problem.spec.x[0] = problem.spec.y[0] = images;
+  return problem;
+}
+
+bool HasAnyNumber(const ConvSpec& spec) {
+  return !spec.x.empty() && !spec.y.empty() && spec.x[0] == kAnyNumber && spec.y[0] == kAnyNumber;
+}
+
+/// The sizes of the first operand.
+const std::vector<int64_t>& FirstSizes(const ConvSpec& spec) {
+  return spec.op == ConvOp::kDgrad ? spec.y : spec.x;
 }
 
 void SayOnceThatThisIsSlow() {
@@ -102,8 +125,7 @@ const Plan& CallSite::PreparedPlan(Kind kind, int device) const {
     plan = plans_[static_cast<size_t>(device)][kind].load(std::memory_order_acquire);
   }
   if (!plan) {
-    throw Error(ErrorCode::kFailedPrecondition,
-                "Execute was reached without Initialize for buffers at such addresses");
+    throw Error(ErrorCode::kFailedPrecondition, kNotInitialized);
   }
   return *plan;
 }
@@ -141,6 +163,35 @@ void CallSite::Execute(int device, cudaStream_t stream, const Buffers& buffers,
     plan->Execute(lease.get(), moved, workspace.data);
   }
   copy(kResult, buffers[kResult], moved[kResult]);
+}
+
+LateCallSite::LateCallSite(Problem problem) : problem_(std::move(problem)) {
+  const bool is_late = HasAnyNumber(problem_.spec);
+  Validate(is_late ? WithImages(problem_, 1).spec : problem_.spec);
+  if (is_late) return;
+  owned_ = std::make_unique<CallSite>(problem_);
+  site_ = owned_.get();
+}
+
+CallSite& LateCallSite::ForElements(int64_t elements) {
+  if (CallSite* site = site_.load(std::memory_order_acquire)) return *site;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!owned_) {
+    const std::vector<int64_t>& sizes = FirstSizes(problem_.spec);
+    const int64_t of_one =
+        std::accumulate(sizes.begin() + 1, sizes.end(), int64_t{1}, std::multiplies<>());
+    Problem problem = WithImages(problem_, elements / of_one);
+    Validate(problem.spec);  // which may refuse so many
+    owned_ = std::make_unique<CallSite>(std::move(problem));
+    site_.store(owned_.get(), std::memory_order_release);
+  }
+  return *owned_;
+}
+
+const CallSite& LateCallSite::known() const {
+  const CallSite* site = site_.load(std::memory_order_acquire);
+  if (!site) throw Error(ErrorCode::kFailedPrecondition, kNotInitialized);
+  return *site;
 }
 
 }  // namespace jaxcudnn

@@ -65,4 +65,26 @@ class CallSite {
   std::vector<PlanPointer> owned_;          // a plan lives as long as its executable
 };
 
+/// A call site that may learn only from its buffers how many images there are. XLA fixes the sizes
+/// of a program's arrays when it compiles it, but attributes are as they were when the program was
+/// saved, perhaps for any number of images.
+class LateCallSite {
+ public:
+  /// Throws kInvalidArgument unless the problem is one for some number of images.
+  explicit LateCallSite(Problem problem);
+  LateCallSite(LateCallSite&& other) = delete;  // others hold its address
+
+  /// The call site for a first operand of so many elements.
+  CallSite& ForElements(int64_t elements);
+
+  /// What `ForElements` gave. Throws kFailedPrecondition if it was never called.
+  [[nodiscard]] const CallSite& known() const;
+
+ private:
+  Problem problem_;
+  std::mutex mutex_;  // held while site_ is made
+  std::unique_ptr<CallSite> owned_;
+  std::atomic<CallSite*> site_{nullptr};
+};
+
 }  // namespace jaxcudnn

@@ -21,7 +21,9 @@
 #include "attributes.h"
 #include "call_site.h"
 #include "error.h"
+#include "fork_guard.h"
 #include "guard.h"
+#include "libraries.h"
 #include "stage_clock.h"
 #include "xla/ffi/api/api.h"
 #include "xla/ffi/api/ffi.h"
@@ -33,7 +35,7 @@ namespace ffi = xla::ffi;
 
 struct ConvState {
   static ffi::TypeId id;
-  CallSite site;
+  LateCallSite site;
 };
 
 ffi::TypeId ConvState::id = {};
@@ -75,12 +77,21 @@ class Attributes {
   [[nodiscard]] std::string Text(std::string_view name) const {
     return std::string(Get<std::string_view>(name));
   }
+  [[nodiscard]] std::string Text(std::string_view name, std::string_view otherwise) const {
+    return attributes_.contains(name) ? Text(name) : std::string(otherwise);
+  }
   [[nodiscard]] std::vector<int64_t> Sizes(std::string_view name) const {
     const auto span = Get<ffi::Span<const int64_t>>(name);
     return {span.begin(), span.end()};
   }
   [[nodiscard]] bool Flag(std::string_view name) const { return Get<bool>(name); }
+  [[nodiscard]] bool Flag(std::string_view name, bool otherwise) const {
+    return attributes_.contains(name) ? Flag(name) : otherwise;
+  }
   [[nodiscard]] int64_t Number(std::string_view name) const { return Get<int64_t>(name); }
+  [[nodiscard]] int64_t Number(std::string_view name, int64_t otherwise) const {
+    return attributes_.contains(name) ? Number(name) : otherwise;
+  }
 
  private:
   template <typename T>
@@ -99,9 +110,11 @@ class Attributes {
 
 using StatePointer = std::unique_ptr<ConvState>;
 
-ffi::ErrorOr<StatePointer> Instantiate(ffi::Dictionary attributes) {
+ffi::ErrorOr<StatePointer> Instantiate(ffi::Dictionary dictionary) {
   return Guarded<ffi::ErrorOr<StatePointer>>("instantiate", [&]() -> ffi::ErrorOr<StatePointer> {
-    return StatePointer(new ConvState{CallSite(ReadProblem(Attributes(attributes)))});
+    const Attributes attributes(dictionary);
+    CheckSchema(attributes.Number("schema", 1));  // first: the rest may be what is not known
+    return StatePointer(new ConvState{LateCallSite(ReadProblem(attributes))});
   });
 }
 
@@ -149,13 +162,16 @@ ffi::Error Initialize(cudaStream_t stream, ffi::ScratchAllocator scratch, int32_
                       ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
   SectionTimer timer(StageClock::kInitialize);
   return Guarded<ffi::Error>("initialize", [&] {
-    const Addends addends(rest, state->site.epilogue());
-    state->site.CheckSizes(addends.WithSizes(a, b, out));
+    CheckNotForked();
+    const DeviceScope scope(device);
+    CallSite& site = state->site.ForElements(static_cast<int64_t>(a.element_count()));
+    const Addends addends(rest, site.epilogue());
+    site.CheckSizes(addends.WithSizes(a, b, out));
     const auto allocate = [&scratch](size_t bytes) {
       return scratch.Allocate(bytes).value_or(nullptr);
     };
-    state->site.Prepare({device, stream, allocate}, addends.WithPointers(a, b, out),
-                        WorkspaceOf(workspace));
+    site.Prepare({device, stream, allocate}, addends.WithPointers(a, b, out),
+                 WorkspaceOf(workspace));
     return ffi::Error::Success();
   });
 }
@@ -164,8 +180,10 @@ ffi::Error Execute(cudaStream_t stream, int32_t device, ConvState* state, ffi::A
                    ffi::AnyBuffer b, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
                    ffi::Result<ffi::AnyBuffer> workspace) {
   return Guarded<ffi::Error>("execute", [&] {
-    const Addends addends(rest, state->site.epilogue());
-    state->site.Execute(device, stream, addends.WithPointers(a, b, out), WorkspaceOf(workspace));
+    const DeviceScope scope(device);
+    const CallSite& site = state->site.known();
+    const Addends addends(rest, site.epilogue());
+    site.Execute(device, stream, addends.WithPointers(a, b, out), WorkspaceOf(workspace));
     return ffi::Error::Success();
   });
 }

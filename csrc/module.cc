@@ -14,6 +14,7 @@
 #include "cudart.h"
 #include "error.h"
 #include "ffi_handlers.h"
+#include "fork_guard.h"
 #include "known_faults.h"
 #include "libraries.h"
 #include "planner.h"
@@ -67,11 +68,14 @@ class Keywords {
     }
   }
 
-  [[nodiscard]] std::string Text(const char* name) const { return Get<std::string>(name); }
+  // Python names every attribute, so that a default here could only hide a slip.
+  [[nodiscard]] std::string Text(const char* name, const char* = nullptr) const {
+    return Get<std::string>(name);
+  }
   [[nodiscard]] std::vector<int64_t> Sizes(const char* name) const {
     return Get<std::vector<int64_t>>(name);
   }
-  [[nodiscard]] bool Flag(const char* name) const { return Get<bool>(name); }
+  [[nodiscard]] bool Flag(const char* name, bool = false) const { return Get<bool>(name); }
   [[nodiscard]] int64_t Number(const char* name) const { return Get<int64_t>(name); }
 
  private:
@@ -94,11 +98,13 @@ Problem ProblemFrom(const nb::kwargs& attributes, int64_t alignment) {
   const Keywords keywords(attributes);
   Problem problem = ReadProblem(keywords);
   keywords.CheckAllRead();
+  Validate(problem.spec);
   problem.alignment = alignment;
   return problem;
 }
 
 PlanRequest RequestFrom(int device, const nb::kwargs& attributes) {
+  CheckNotForked();
   return {ProblemFrom(attributes, kFullAlignment), device};
 }
 
@@ -165,9 +171,15 @@ NB_MODULE(_native, m) {
       "Custom-call targets by name, each a dictionary of stages for jax.ffi.register_ffi_target.");
   m.def("types", &Types, nb::sig("def types() -> dict[str, typing.Any]"),
         "State types by name, for jax.ffi.register_ffi_type.");
+  m.def(
+      "schema", [] { return kSchema; },
+      "The schema of the custom call's attributes that programs are written with.");
   m.def("ffi_api_version", &FfiApiVersion,
         "(major, minor) of the XLA FFI that the handlers were compiled against.");
 
+  WatchForks();
+  m.def("check_not_forked", &CheckNotForked,
+        "Raises in a process that was forked from one in which CUDA had started.");
   m.def(
       "load_cudnn", [](const std::vector<std::string>& paths) { (void)LoadCudnn(paths); },
       "paths"_a,

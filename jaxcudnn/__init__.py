@@ -16,6 +16,7 @@ from ._cudnn_api import conv_dgrad as conv_dgrad
 from ._cudnn_api import conv_fprop as conv_fprop
 from ._cudnn_api import conv_wgrad as conv_wgrad
 from ._explain import explain as explain
+from ._export import export_checks as export_checks
 from ._install import install as install
 from ._install import installed as installed
 from ._install import uninstall as uninstall

@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from . import _load, _plans, _roofline, _routes, _words
 from ._collect import Found, Source, collect
-from ._lowering import Step
+from ._lowering import Step, has_any_number_of_images
 from ._measuring import TimedPlan, call_key, known_time, require_device, timed_plan
 from ._spec import ConvSpec, Layout
 from ._table import Column, Listing, Table
@@ -292,7 +292,7 @@ def _row(
         unfused=_joined(step.unfused for step in steps),
         allow_tf32=any(attributes["allow_tf32"] for _, attributes in calls),
     )
-    if device is None or not calls:
+    if device is None or not calls or any(has_any_number_of_images(each) for _, each in calls):
         return row
     for _, attributes in calls:
         key = call_key(attributes)

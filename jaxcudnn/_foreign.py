@@ -94,13 +94,16 @@ def _read(
     sharded = any(axes for aval in (lhs, rhs, out) for axes in aval.sharding.spec.partitions)
     if sharded:
         return "its arrays are sharded over explicit mesh axes"
-    sizes = (*lhs.shape, *rhs.shape, *out.shape, *(n for pair in params["padding"] for n in pair))
-    if not all(isinstance(size, int) for size in sizes):
+    layout = Layout(*params["dimension_numbers"])
+    (_, *of_image), (_, *of_result) = (
+        layout.to_logical(role, aval.shape) for role, aval in (("x", lhs), ("y", out))
+    )
+    padding = (number for pair in params["padding"] for number in pair)
+    if not all(isinstance(size, int) for size in (*of_image, *rhs.shape, *of_result, *padding)):
         return "a size is symbolic"
     precision = params["precision"]
     if precision is None:  # lax has read jax_default_matmul_precision already
         precision = lax.Precision.DEFAULT
-    layout = Layout(*params["dimension_numbers"])
     return Call(
         lhs_shape=layout.to_logical("x", lhs.shape),
         rhs_shape=layout.to_logical("w", rhs.shape),

@@ -19,8 +19,11 @@ except ImportError as error:
     _native, _import_error = None, error
 
 TARGET = "jaxcudnn_conv_v1"
-"""The custom call's name. The number counts versions of its attributes: one that no longer reads
-older programs gets a new number beside the old."""
+"""The custom call's name. The number grows when programs that were saved before could no longer be
+read; both names are then registered. Attributes may be added without: see `SCHEMA`."""
+
+SCHEMA = 2
+"""The version of its attributes that programs are written with: csrc/attributes.h has them all."""
 
 _CUDNN = "libcudnn.so.9"
 
@@ -68,9 +71,14 @@ def cudnn() -> ModuleType:
     """Give the extension with cuDNN loaded: the copy that JAX has loaded, else the wheels'.
 
     Raises:
-      RuntimeError: there is none, or it is too old; the text names versions and paths.
+      RuntimeError: there is none, or it is too old, and the text names versions and paths; or this
+        process was forked from one that had started CUDA.
     """
     extension = native()
+    try:
+        extension.check_not_forked()
+    except extension.NativeError as error:
+        raise RuntimeError(f"jaxcudnn: {error}") from error
     folders = _nvidia_folders()
     if not _is_loaded(_CUDNN):
         _load_what_cudnn_needs(folders)

@@ -44,6 +44,9 @@ LARGEST = 2**31 - 1
 MOST_ELEMENTS = 2**31 - 1
 """The most elements of an array that one call of cuDNN is given."""
 
+ANY_NUMBER = 0
+"""Of images, in attributes: as many as the arrays hold where the program runs."""
+
 _NONE = Epilogue()
 
 _ALIGNMENT = 256  # of every part of the workspace, as XLA aligns its own buffers
@@ -149,13 +152,22 @@ def lower_with_epilogue(
         workspace = _workspace(form.attributes, is_last=False)
         if workspace is not None:
             report(Step(spec, form.attributes, ""))
-            if fused.bias and not epilogue.bias:
-                addends = (*addends, jnp.zeros((spec.shape(result)[1],), spec.dtype(result)))
-            if _fusion.takes_any_address(op, epilogue):
-                return _call(a, b, *addends, workspace=workspace, form=form)
-            # XLA passes slices in place, and so the result; past a barrier it does neither.
-            operands = map(lax.optimization_barrier, (a, b, *addends))
-            return lax.optimization_barrier(_call(*operands, workspace=workspace, form=form))
+
+            def by_cudnn(a: jax.Array, b: jax.Array, *addends: jax.Array) -> jax.Array:
+                if fused.bias and not epilogue.bias:
+                    addends = (*addends, jnp.zeros((spec.shape(result)[1],), spec.dtype(result)))
+                if _fusion.takes_any_address(op, epilogue):
+                    return _call(a, b, *addends, workspace=workspace, form=form)
+                # XLA passes slices in place, and so the result; past a barrier it does neither.
+                operands = map(lax.optimization_barrier, (a, b, *addends))
+                return lax.optimization_barrier(_call(*operands, workspace=workspace, form=form))
+
+            def otherwise(a: jax.Array, b: jax.Array, *addends: jax.Array) -> jax.Array:
+                y = reference(a, b, spec=spec, layout=layout, convolve=_convolve(op, spec))
+                axis = layout.axis(result, 1)
+                return _activations.finish(y, *addends, epilogue=epilogue, axis=axis)
+
+            return _where_cudnn_can(spec, by_cudnn, otherwise, a, b, *addends)
         reason = "cuDNN has no plan for both together that the options allow"
     y = _lower(
         a, b, op=op, reference=reference, spec=spec, layout=layout,
@@ -172,11 +184,11 @@ def _unfused(op: str, spec: ConvSpec, epilogue: Epilogue) -> str:
     """
     if refusal(op, spec):
         return "the convolution is left to lax"
-    if max(math.prod(spec.shape(role)) for role in ROLES[op]) > MOST_ELEMENTS:
+    if _has_its_images(spec) and not _holds_all(spec):
         return "an array is too large for one call of cuDNN"
     if _computed_in(op, spec) != spec.dtype(ROLES[op][2]):
         return "cuDNN computes it in another dtype than the result's"
-    route = _routes.choose(op, spec)
+    route = _route(op, spec)
     if route:
         return f"the convolution is computed by the route {route}"
     return _fusion.fused_form(op, spec, epilogue, has_device=_load.local_device() is not None)
@@ -193,9 +205,10 @@ def _lower(
     report: Callable[[Step], None] = lambda step: None,
 ) -> jax.Array:
     """Compute by cuDNN, whole or in pieces, or else by whatever XLA has."""
-    *operands, result = ROLES[op]
+    *operands, _ = ROLES[op]
+    by_xla = partial(reference, spec=spec, layout=layout, convolve=_convolve(op, spec))
     reason = _unsuitable(spec)
-    if not reason:
+    if not reason and _has_its_images(spec):
         computed = compute_in_pieces(
             dict(zip(operands, (a, b), strict=True)),
             spec=spec,
@@ -210,19 +223,58 @@ def _lower(
             return computed
     reason = reason or _too_large(spec) or _without_dtype(op, spec)
     if not reason:
-        route = _routes.choose(op, spec)
+        route = _route(op, spec)
         if route:
             return _by_route(route, a, b, op=op, spec=spec, layout=layout, report=report)
         for form in _forms(op, spec, layout):
             workspace = _workspace(form.attributes, is_last=form.is_own)
             if workspace is not None:
                 report(Step(form.spec, form.attributes, ""))
-                return _call(a, form.filter(b), workspace=workspace, form=form)
+
+                def by_cudnn(a, b, form=form, workspace=workspace):
+                    return _call(a, form.filter(b), workspace=workspace, form=form)
+
+                return _where_cudnn_can(spec, by_cudnn, by_xla, a, b)
         reason = "cuDNN has no plan for it that the options allow"
     report(Step(spec, None, reason))
-    has_kernel = _taps.is_needless(spec.num_spatial, spec.dtype(result))
-    convolve = lax.conv_general_dilated if has_kernel else _taps.convolve
-    return reference(a, b, spec=spec, layout=layout, convolve=convolve)
+    return by_xla(a, b)
+
+
+def _convolve(op: str, spec: ConvSpec) -> Callable[..., jax.Array]:
+    """Give `lax`'s convolution, or what stands for it where XLA has none for GPUs."""
+    has_kernel = _taps.is_needless(spec.num_spatial, spec.dtype(ROLES[op][2]))
+    return lax.conv_general_dilated if has_kernel else _taps.convolve
+
+
+def _has_its_images(spec: ConvSpec) -> bool:
+    """Say whether the number of images is known, and not symbolic as `jax.export` may have it."""
+    return isinstance(spec.x_shape[0], int)
+
+
+def _holds_all(spec: ConvSpec) -> bool:
+    """Say whether one call of cuDNN can be given all of each array."""
+    return max(math.prod(spec.shape(role)) for role in ("x", "w", "y")) <= MOST_ELEMENTS
+
+
+def _route(op: str, spec: ConvSpec) -> str:
+    return _routes.choose(op, spec) if _has_its_images(spec) else ""
+
+
+def _where_cudnn_can(
+    spec: ConvSpec,
+    by_cudnn: Callable[..., jax.Array],
+    otherwise: Callable[..., jax.Array],
+    *operands: jax.Array,
+) -> jax.Array:
+    """Compute by cuDNN, unless there turn out to be no images, or too many for one call.
+
+    XLA knows their number when it compiles the program, and keeps one of the two.
+    """
+    if _has_its_images(spec):
+        return by_cudnn(*operands)
+    most = MOST_ELEMENTS // max(math.prod(spec.shape(role)[1:]) for role in "xy")
+    images = jnp.asarray(spec.x_shape[0])
+    return lax.cond((1 <= images) & (images <= most), by_cudnn, otherwise, *operands)
 
 
 def _by_route(
@@ -250,23 +302,29 @@ def refusal(op: str, spec: ConvSpec) -> str:
 def _unsuitable(spec: ConvSpec) -> str:
     """Say why neither cuDNN may be asked nor for pieces of it.
 
-    Symbolic sizes, as `jax.export` has them, are not known when it would have to be asked.
+    Symbolic sizes, as `jax.export` has them, are not known when it would have to be asked. The
+    number of images alone may be: the extension reads it off the arrays.
     """
-    sizes = (*spec.x_shape, *spec.w_shape)
+    sizes = _known_sizes(spec)
     if not all(isinstance(size, int) for size in sizes):
         return "a size is symbolic"
     if not 1 <= spec.num_spatial <= _taps.MOST_SPATIAL:
         most = _taps.MOST_SPATIAL
         return f"cuDNN takes 1 to {most} spatial dimensions, and it has {spec.num_spatial}"
-    if 0 in (*sizes, *spec.y_shape):
+    if 0 in (*sizes, *spec.y_shape[1:]):
         return "an array is empty"
     return ""
+
+
+def _known_sizes(spec: ConvSpec) -> Shape:
+    """Give the sizes of images and filters, without the number of images if that is symbolic."""
+    return (*(spec.x_shape if _has_its_images(spec) else spec.x_shape[1:]), *spec.w_shape)
 
 
 def _too_large(spec: ConvSpec) -> str:
     """Say which number cuDNN would lose high bits of, and then divide by what is left."""
     padded = (size + sum(pads) for size, pads in zip(spec.x_shape[2:], spec.padding, strict=True))
-    most = max(*spec.x_shape, *spec.w_shape, *padded, *spec.strides, *spec.dilation)
+    most = max(*_known_sizes(spec), *padded, *spec.strides, *spec.dilation)
     return f"cuDNN keeps numbers in 32 bits, and it has one of {most}" if most > LARGEST else ""
 
 
@@ -322,6 +380,7 @@ def _call(*operands: jax.Array, workspace: int, form: _Form) -> jax.Array:
     if attributes["bias"]:
         orders.append((0,))
     out = jax.ShapeDtypeStruct(layout.to_array(result, spec.shape(result)), attributes["dtype"])
+    attributes = {"schema": _load.SCHEMA, **attributes}
     call = jax.ffi.ffi_call(
         _load.TARGET,
         (out, jax.ShapeDtypeStruct((workspace,), jnp.uint8)),
@@ -346,7 +405,7 @@ def _workspace(attributes: dict[str, Any], *, is_last: bool) -> int | None:
     """
     _load.native()
     device = _load.local_device()
-    if device is None:
+    if device is None or has_any_number_of_images(attributes):
         attributes["workspace_limit"] = needed = min(
             WORKSPACE_BUDGET, attributes["workspace_limit"]
         )
@@ -388,8 +447,8 @@ def _attributes(
     one, zero = [1] * missing, [0] * missing
 
     def lifted(role: Role) -> list[int]:
-        shape = spec.shape(role)
-        return [*shape[:2], *one, *shape[2:]]
+        first, second, *rest = spec.shape(role)
+        return [first if isinstance(first, int) else ANY_NUMBER, second, *one, *rest]
 
     return {
         "op": op,
@@ -413,7 +472,14 @@ def _attributes(
     }
 
 
+def has_any_number_of_images(attributes: dict[str, Any]) -> bool:
+    """Say whether a call is for as many images as there will be."""
+    return attributes["x"][0] == ANY_NUMBER
+
+
 def _workspace_limit(spec: ConvSpec, dtype: str) -> int:
+    if not _has_its_images(spec):
+        return LEAST_WORKSPACE_LIMIT
     elements = sum(math.prod(spec.shape(role)) for role in ("x", "w", "y"))
     return max(LEAST_WORKSPACE_LIMIT, ARRAYS_IN_WORKSPACE * elements * jnp.dtype(dtype).itemsize)
 

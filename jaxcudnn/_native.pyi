@@ -29,8 +29,18 @@ def registrations() -> dict[str, dict[str, Any]]:
 def types() -> dict[str, Any]:
     """State types by name, for jax.ffi.register_ffi_type."""
 
+def schema() -> int:
+    """
+    The schema of the custom call's attributes that programs are written with.
+    """
+
 def ffi_api_version() -> tuple[int, int]:
     """(major, minor) of the XLA FFI that the handlers were compiled against."""
+
+def check_not_forked() -> None:
+    """
+    Raises in a process that was forked from one in which CUDA had started.
+    """
 
 def load_cudnn(paths: Sequence[str]) -> None:
     """

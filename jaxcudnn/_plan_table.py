@@ -125,7 +125,8 @@ def plans(
 
     Raises:
         TypeError: if `spec` or `options` is of the wrong kind, or an option has another name.
-        ValueError: if `op` is another word; as `jaxcudnn.Options`.
+        ValueError: if `op` is another word, or the number of images symbolic; as
+            `jaxcudnn.Options`.
         NotImplementedError: if cuDNN is not asked for such a convolution.
         RuntimeError: if JAX has no GPU, or cuDNN is missing or fails.
     """
@@ -153,6 +154,11 @@ def plans(
         )
     device = require_device(_CALLER)
     attributes = _lowering._attributes(op, spec)
+    if _lowering.has_any_number_of_images(attributes):
+        raise ValueError(
+            f"{_CALLER}: the number of images must be known, got {spec.x_shape[0]}; replace it in "
+            f"the spec's x_shape by a number"
+        )
     listed = {plan.name: plan for plan in _plans.candidates(attributes, device)}
     tuning = _plans.measure(attributes, device) if measure and listed else None
     chosen = _plans.known(attributes, device) if listed else None  # named, or first, all the same

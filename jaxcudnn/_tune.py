@@ -8,6 +8,7 @@ from typing import Any, overload
 
 from . import _plans, _words
 from ._collect import collect
+from ._lowering import has_any_number_of_images
 from ._measuring import call_key, is_settled, known_time, require_device
 from ._progress import Progress
 from ._spec import ConvSpec
@@ -163,6 +164,8 @@ def tune(fn: Callable[..., Any], *args: Any, progress: bool = True, **kwargs: An
 
 
 def _tuned(op: str, spec: ConvSpec, attributes: dict[str, Any], device: int) -> TunedRow:
+    if has_any_number_of_images(attributes):
+        return TunedRow(op, spec, failure="the number of images is symbolic; tune for a number")
     try:
         plan = _plans.known(attributes, device)
         if plan is not None and is_settled(attributes, plan):

@@ -281,6 +281,8 @@ ATTRIBUTES = {
     **_lowering._options_of(Options(algorithm="heuristic"), "fprop"),
 }
 
+HAVE_DEFAULTS = ("channels_first", "activation", "residual", "bias")
+
 
 class TestAttributesFromElsewhere:
     """The custom call as an old or hand-written program may make it, past every check in Python."""
@@ -307,7 +309,11 @@ class TestAttributesFromElsewhere:
     def test_more_than_is_read(self):
         assert self.compile({**ATTRIBUTES, "comment": "from the future"}).operations == ["fprop"]
 
-    @pytest.mark.parametrize("name", ATTRIBUTES)
+    def test_those_of_later_schemas_are_missing(self):
+        rest = {name: value for name, value in ATTRIBUTES.items() if name not in HAVE_DEFAULTS}
+        assert self.compile(rest).operations == ["fprop"]
+
+    @pytest.mark.parametrize("name", [name for name in ATTRIBUTES if name not in HAVE_DEFAULTS])
     def test_one_is_missing(self, name):
         rest = {key: value for key, value in ATTRIBUTES.items() if key != name}
         self.refuses(rest, f"attribute '{name}' is missing or of the wrong type")
@@ -326,6 +332,8 @@ class TestAttributesFromElsewhere:
             ({"stride": np.array([1, 0])}, "stride and dilation must be positive, got op=fprop x="),
             ({"y": np.array([1, 8, 5, 4])}, "y must have the size"),
             ({"x": np.array([1, 8, 6])}, "two more dimensions than stride"),
+            ({"x": np.array([0, 8, 6, 6])}, "sizes must be positive"),
+            ({"x": np.array([0, 8, 6, 6]), "y": np.array([0, 8, 4, 5])}, "y must have the size"),
         ],
     )
     def test_one_makes_no_sense(self, changes, text):

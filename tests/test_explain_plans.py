@@ -87,7 +87,16 @@ class TestRoute:
 
     def test_symbolic_number_of_images(self):
         x = jax.ShapeDtypeStruct(export.symbolic_shape("n, 16, 16, 4"), "float32")
-        assert self.reasons(conv, x, W) == [("lax", "a size is symbolic")]
+        assert self.reasons(conv, x, W) == [("cuDNN", "")]
+
+    def test_symbolic_number_of_images_has_no_plan_yet(self, gpu):
+        x = jax.ShapeDtypeStruct(export.symbolic_shape("n, 16, 16, 4"), "float32")
+        (row,) = explain(conv, measure=True)(x, W)
+        assert (row.plan, row.workspace, gpu.measured) == ("", None, [])
+        with pytest.raises(ValueError, match=r"plans: the number of images must be known, got n;"):
+            jaxcudnn.plans(row.spec)
+        (tuned,) = jaxcudnn.tune(conv, x, W, progress=False)
+        assert tuned.failure == "the number of images is symbolic; tune for a number"
 
     def test_other_symbolic_sizes(self):
         x = jax.ShapeDtypeStruct(export.symbolic_shape("8, h, 16, 4"), "float32")
