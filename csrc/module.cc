@@ -298,14 +298,15 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](ChoiceRecord* self, std::string key, std::string gpu, std::string plan,
-             double microseconds, int64_t workspace, int64_t tried, double milliseconds) {
-            new (self) ChoiceRecord{
-                std::move(key),
-                std::move(gpu),
-                {std::move(plan), microseconds, workspace, tried, milliseconds, "stored"}};
+             double microseconds, int64_t workspace, int64_t tried, double milliseconds,
+             int64_t reserved) {
+            new (self) ChoiceRecord{std::move(key),
+                                    std::move(gpu),
+                                    {std::move(plan), microseconds, workspace, tried, milliseconds,
+                                     "stored", reserved}};
           },
           nb::kw_only(), "key"_a, "gpu"_a, "plan"_a, "microseconds"_a, "workspace"_a, "tried"_a,
-          "milliseconds"_a)
+          "milliseconds"_a, "reserved"_a)
       .def_ro("key", &ChoiceRecord::key)
       .def_ro("gpu", &ChoiceRecord::gpu)
       .def_prop_ro("plan", [](const ChoiceRecord& self) { return self.choice.plan; })
@@ -314,7 +315,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("workspace", [](const ChoiceRecord& self) { return self.choice.workspace_size; })
       .def_prop_ro("tried", [](const ChoiceRecord& self) { return self.choice.tried; })
       .def_prop_ro("milliseconds",
-                   [](const ChoiceRecord& self) { return self.choice.milliseconds; });
+                   [](const ChoiceRecord& self) { return self.choice.milliseconds; })
+      .def_prop_ro("reserved", [](const ChoiceRecord& self) { return self.choice.reserved; });
   m.def(
       "choice_key",
       [](const nb::kwargs& attributes) {

@@ -52,6 +52,12 @@ PlanCache<ChoiceId, Choice>& Choices() {
   return *choices;
 }
 
+/// What LargestWorkspace has given, which outlives the lists.
+PlanCache<ChoiceId, int64_t>& Sizes() {
+  static auto* sizes = new PlanCache<ChoiceId, int64_t>(4 * kDefaultCapacity);
+  return *sizes;
+}
+
 /// Choices made here that nobody has stored yet.
 class FreshChoices {
  public:
@@ -101,6 +107,12 @@ std::shared_ptr<const PlanList> ListFor(const PlanRequest& request) {
   });
 }
 
+int64_t LargestOf(const PlanList& list) {
+  int64_t largest = 0;
+  for (const PlanPointer& plan : list) largest = std::max(largest, plan->workspace_size());
+  return largest;
+}
+
 struct Measured {
   Choice choice;
   Tuning tuning;
@@ -140,6 +152,7 @@ void TimeCompiled(const PlanRequest& request, const Bench& bench, PlanList& list
 /// nothing stores; and nor is what was timed although the options choose otherwise.
 Measured MeasureChoice(const PlanRequest& request, const ChoiceId& id, const Bench& bench) {
   const auto list = std::make_shared<PlanList>(*ListFor(request));
+  const int64_t reserved = LargestOf(*list);  // as programs are lowered with, before one may join
   Tuning tuning = Tune(request.problem, *list, bench);
   Lists().Forget(request);
   TimeCompiled(request, bench, *list, tuning);
@@ -163,13 +176,17 @@ Measured MeasureChoice(const PlanRequest& request, const ChoiceId& id, const Ben
                                   ? (*list)[static_cast<size_t>(untried - tuning.timings.begin())]
                                   : FirstPlan(request);
     return {{first->name(), first->origin().microseconds, first->workspace_size(), 0,
-             tuning.milliseconds, first->origin().source},
+             tuning.milliseconds, first->origin().source, reserved},
             std::move(tuning)};
   }
   const PlanPointer& plan = (*list)[tuning.fastest];
-  Choice choice{plan->name(),           tuning.timings[tuning.fastest].microseconds,
-                plan->workspace_size(), tuning.tried(),
-                tuning.milliseconds,    "measured"};
+  Choice choice{plan->name(),
+                tuning.timings[tuning.fastest].microseconds,
+                plan->workspace_size(),
+                tuning.tried(),
+                tuning.milliseconds,
+                "measured",
+                reserved};
   if (request.problem.options.is_measured()) Fresh().Add({id.key, id.gpu, choice});
   return {std::move(choice), std::move(tuning)};
 }
@@ -233,11 +250,14 @@ MeasuredPlan MeasurePlan(const PlanRequest& request, const Bench& bench) {
 std::vector<PlanPointer> CandidatesFor(const PlanRequest& request) { return *ListFor(request); }
 
 int64_t LargestWorkspace(const PlanRequest& request) {
-  int64_t largest = 0;
-  for (const PlanPointer& plan : *ListFor(request)) {
-    largest = std::max(largest, plan->workspace_size());
-  }
-  return largest;
+  const ChoiceId id = IdOf(request);
+  return *Sizes().GetOrBuild(id, [&] {
+    const auto choice = Choices().Find(id);
+    if (choice && choice->reserved > 0) return std::make_shared<const int64_t>(choice->reserved);
+    const int64_t largest = LargestOf(*ListFor(request));
+    if (choice || !IsTimed(request.problem.options)) Lists().Forget(request);  // nobody else asks
+    return std::make_shared<const int64_t>(largest);
+  });
 }
 
 void RememberChoice(const ChoiceRecord& record) {
@@ -255,6 +275,7 @@ int64_t PlanCacheBytes() {
 void ClearPlanCache() {
   Plans().Clear();
   Lists().Clear();
+  Sizes().Clear();
   Choices().Clear();
 }
 

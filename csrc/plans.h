@@ -16,9 +16,10 @@ struct Choice {
   std::string plan;
   double microseconds;
   int64_t workspace_size;
-  int64_t tried;        ///< plans that were timed
-  double milliseconds;  ///< what measuring cost
-  std::string source;   ///< "measured" in this process, or "stored" by another
+  int64_t tried;         ///< plans that were timed
+  double milliseconds;   ///< what measuring cost
+  std::string source;    ///< "measured" in this process, or "stored" by another
+  int64_t reserved = 0;  ///< what `LargestWorkspace` gives; 0 if that is not known
 };
 
 /// A choice, and what it was made for.
@@ -51,7 +52,8 @@ MeasuredPlan MeasurePlan(const PlanRequest& request, const Bench& bench);
 /// All plans that the options allow, in cuDNN's order.
 std::vector<PlanPointer> CandidatesFor(const PlanRequest& request);
 
-/// The most workspace that a plan may need which measuring could choose.
+/// The most workspace that a plan may need which measuring could choose. It is the same whatever
+/// was measured or stored, and known without building plans where a choice is.
 int64_t LargestWorkspace(const PlanRequest& request);
 
 /// Takes in a choice that a store has kept.

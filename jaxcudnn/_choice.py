@@ -21,6 +21,8 @@ class Choice:
         workspace: bytes of scratch memory.
         tried: how many plans were timed.
         milliseconds: what measuring them cost.
+        reserved: the bytes of scratch memory that programs reserve for the convolution, so that
+            they are the same before and after it was measured; 0 if that is not known.
 
     Raises:
         TypeError: for a value of the wrong kind.
@@ -35,6 +37,7 @@ class Choice:
     workspace: int
     tried: int
     milliseconds: float
+    reserved: int = 0
 
     def __post_init__(self) -> None:
         """Check the values."""

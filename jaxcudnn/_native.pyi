@@ -147,7 +147,7 @@ def candidates_from_properties(properties_json: str, **attributes: Any) -> list[
 class Choice:
     """A measured choice, and what it was made for."""
 
-    def __init__(self, *, key: str, gpu: str, plan: str, microseconds: float, workspace: int, tried: int, milliseconds: float) -> None: ...
+    def __init__(self, *, key: str, gpu: str, plan: str, microseconds: float, workspace: int, tried: int, milliseconds: float, reserved: int) -> None: ...
 
     @property
     def key(self) -> str: ...
@@ -169,6 +169,9 @@ class Choice:
 
     @property
     def milliseconds(self) -> float: ...
+
+    @property
+    def reserved(self) -> int: ...
 
 def choice_key(**attributes: Any) -> str:
     """The text under which the choice for a custom call is stored."""

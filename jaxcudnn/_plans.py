@@ -7,6 +7,7 @@ the store knows is told to it before, and what it found is taken from it now and
 """
 
 import atexit
+import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -34,9 +35,10 @@ _unsaved: list[store.Choice] = []
 def workspace(attributes: Attributes, device: int, *, is_last: bool = True) -> int | None:
     """Give the bytes of scratch memory that a program has to reserve, or None without a plan.
 
-    It is what the plan needs, or any of the candidates while that is not known. In a job of several
-    processes it is the latter always, so that what one of them has measured does not make its
-    program another one.
+    It is what the plan needs, or any of the candidates if one is chosen by measuring, also when it
+    is known: a program is the same whatever was measured, so that JAX's persistent cache has it and
+    the processes of one job agree. For the same reason only a process that is alone in its job
+    heeds that no candidate was right when they were measured.
 
     Args:
         attributes: those of the call.
@@ -50,11 +52,13 @@ def workspace(attributes: Attributes, device: int, *, is_last: bool = True) -> i
     extension = _load.cudnn()
     try:
         with _translated():
-            plan = known(attributes, device)
-            if attributes["algorithm"] in _MEASURED and (plan is None or jax.process_count() > 1):
-                _save_from_now_on()
-                return extension.largest_workspace(device, **attributes)
-            return plan.workspace_size
+            if attributes["algorithm"] not in _MEASURED:
+                return known(attributes, device).workspace_size
+            _recall(extension.choice_key(**attributes), device)
+            _save_from_now_on()
+            if jax.process_count() == 1:
+                known(attributes, device)
+            return extension.largest_workspace(device, **attributes)
     except extension.UnsupportedError:
         if is_last:
             _refuse_if_only_nondeterministic(attributes, device)
@@ -133,6 +137,7 @@ def save() -> None:
                 workspace=record.workspace,
                 tried=record.tried,
                 milliseconds=record.milliseconds,
+                reserved=record.reserved,
             )
             for record in records
         )
@@ -162,6 +167,7 @@ def _recall(key: str, device: int) -> None:
                 workspace=stored.workspace,
                 tried=stored.tried,
                 milliseconds=stored.milliseconds,
+                reserved=stored.reserved,
             )
         )
 
@@ -176,12 +182,15 @@ def _version() -> str:
 def _save_from_now_on() -> None:
     """Start the thread that stores what is measured; no step of a program waits for the store."""
     stop = threading.Event()
+    owner = os.getpid()
 
     def run() -> None:
         while not stop.wait(_SECONDS_BETWEEN_SAVES):
             save()
 
     def finish() -> None:
+        if os.getpid() != owner:  # a forked process, which has neither the thread nor its locks
+            return
         stop.set()
         thread.join()
         save()

@@ -13,7 +13,7 @@ COLUMNS = ", ".join(each.name for each in fields(Choice))
 _APPLICATION = (
     0x6A63646E  # "jcdn", for PRAGMA application_id: no other program's file is written to
 )
-_VERSION = 1
+_VERSION = 2
 
 _TYPES: dict[Any, str] = {str: "TEXT", int: "INTEGER", float: "REAL"}
 _TYPED_COLUMNS = ", ".join(f"{each.name} {_TYPES[each.type]}" for each in fields(Choice))

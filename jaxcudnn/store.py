@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store of tuned choices: what measuring found, kept for the processes to come.
 
-It is one SQLite file, `choices.sqlite3` in the user's cache folder, or the one that the environment
-variable `JAXCUDNN_STORE` names; `JAXCUDNN_STORE=off` (or empty) has none. It keeps the 50,000
-choices used last. `get` and `put`, which convolutions call, never fail over the file: they warn
-once, and what is measured is then forgotten when the process ends. The other functions raise.
+It is one SQLite file, `choices-2.sqlite3` in the user's cache folder, or the one that the
+environment variable `JAXCUDNN_STORE` names; `JAXCUDNN_STORE=off` (or empty) has none. It keeps the
+50,000 choices used last. `get` and `put`, which convolutions call, never fail over the file: they
+warn once, and what is measured is then forgotten when the process ends. The other functions raise.
 """
 
 import functools
@@ -35,7 +35,7 @@ _OFF = ("", "off")
 # A later schema gets a file of another name, so that environments with different versions of
 # jaxcudnn all remember. Only a file that the variable names can be another version's: it is left
 # alone, with a warning.
-_NAME = "choices.sqlite3"
+_NAME = "choices-2.sqlite3"
 
 _REMEDY = f"set {_VARIABLE} to a file that can be read and written, or to 'off' for none"
 

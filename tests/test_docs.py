@@ -109,6 +109,16 @@ def test_blocks_of_epilogues(capsys):
     assert capsys.readouterr().out.endswith("fprop relu6 cuDNN has only a slow engine with relu6\n")
 
 
+@pytest.mark.usefixtures("no_gpu")
+def test_block_of_exported_programs():
+    text = PAGES[ROOT / "docs" / "export.md"]
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        exec(compile(block, FILE, "exec"), names)
+    assert names["exported"].mlir_module().count(_load.TARGET) == 1
+    np.testing.assert_array_equal(names["y"][:, :, 1:-1, 1:-1], np.full((5, 16, 30, 30), 72))
+
+
 @pytest.mark.parametrize("name", _activations.ACTIVATIONS)
 def test_the_page_on_epilogues_names_every_activation(name):
     """And what is kept for its derivative."""
@@ -184,7 +194,7 @@ def test_figures():
     kept, reserved = f"{store.MAX_ENTRIES:,}", f"{_lowering.WORKSPACE_BUDGET >> 20} MiB"
     budget = jaxcudnn.TuningBudget()
     assert f"keeps the {kept} choices used last" in PLANS
-    assert f"| no GPU | {reserved}, or" in PLANS
+    assert f"| no GPU, or a symbolic number of images | {reserved}, or" in PLANS
     assert f"takes {budget.milliseconds:.0f} ms at most" in PLANS
 
 

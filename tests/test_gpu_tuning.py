@@ -15,7 +15,7 @@ import pytest
 import jaxcudnn
 import oracle
 from cases import CUDNN_CASES, OPERANDS, Case, integers, named
-from jaxcudnn import TuningBudget, _load, _lowering, _plans, _reference
+from jaxcudnn import TuningBudget, _load, _lowering, _plans, _reference, store
 from processes import run_python
 from test_gpu_fuzz import draw_case
 
@@ -140,18 +140,26 @@ class TestMeasuring:
         assert plan.source == "measured" and plan.tried > 1
         assert after.builds == before.builds and after.misses == before.misses
 
-    def test_workspace_is_exact_once_the_plan_is_known(self):
+    def test_programs_are_the_same_before_and_after(self, tmp_path, monkeypatch):
+        """Also in a process that has the plan from the store, and builds no candidates."""
+        monkeypatch.setenv("JAXCUDNN_STORE", str(tmp_path / "store"))
         x, w = layer()
-        room = w.nbytes + 512
+
+        def text():
+            return jax.jit(lambda x, w: conv(x, w)).lower(x, w).as_text()
+
         with jaxcudnn.options(algorithm="measure"):
             attributes = attributes_of(conv, x, w)
-            first = jax.jit(conv).lower(x, w).compile()
+            before = text()
             largest = _load.native().largest_workspace(0, **attributes)
-            assert temporary_bytes(first) >= largest
-            jax.block_until_ready(first(x, w))
-            plan = _plans.known(attributes, 0)
-            second = jax.jit(lambda x, w: conv(x, w)).lower(x, w).compile()
-            assert temporary_bytes(second) <= plan.workspace_size + room
+            jax.block_until_ready(jax.jit(conv)(x, w))
+            assert _plans.known(attributes, 0).source == "measured"
+            assert text() == before
+            jaxcudnn.clear_cache()
+            assert text() == before
+            assert _plans.known(attributes, 0).source == "stored"
+        (kept,) = store.entries()
+        assert kept.reserved == largest >= kept.workspace
 
     def test_budget_is_kept(self):
         x, w = layer()

@@ -208,8 +208,8 @@ def test_path(monkeypatch, path, tmp_path):
     assert store.path() == Path.home() / "choices"
     monkeypatch.delenv("JAXCUDNN_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert store.path() == Path(platformdirs.user_cache_dir("jaxcudnn")) / "choices.sqlite3"
-    assert store.path() == tmp_path / "jaxcudnn" / "choices.sqlite3"
+    assert store.path() == Path(platformdirs.user_cache_dir("jaxcudnn")) / "choices-2.sqlite3"
+    assert store.path() == tmp_path / "jaxcudnn" / "choices-2.sqlite3"
 
 
 def test_relative_path_stays_where_it_was(monkeypatch, tmp_path):

@@ -233,7 +233,7 @@ def other_version(path: Path) -> None:
 
 
 def other_program(path: Path) -> None:
-    execute(path, "CREATE TABLE choices (key)", "PRAGMA user_version = 1")
+    execute(path, "CREATE TABLE choices (key)", "PRAGMA user_version = 2")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def other_program(path: Path) -> None:
     [
         (
             other_version,
-            "it was written by another version of jaxcudnn: its schema is 7, this version's 1",
+            "it was written by another version of jaxcudnn: its schema is 7, this version's 2",
         ),
         (other_program, "it is another program's SQLite file"),
     ],

@@ -19,6 +19,7 @@ def tuned(number: int, **changes: Any) -> store.Choice:
         "workspace": number,
         "tried": number,
         "milliseconds": number + 0.25,
+        "reserved": 2 * number,
     }
     return store.Choice(**fields | changes)
 

@@ -24,9 +24,12 @@ using testing::Throws;
 constexpr int kDevice = 5;
 const char* const kGpu = "a GPU";
 
+std::map<std::string, int64_t> workspaces;  // of plans by name; none where it is not said
+
 class NamedPlan final : public Plan {
  public:
   NamedPlan(std::string name, Origin origin) {
+    workspace_size_ = workspaces.count(name) ? workspaces.at(name) : 0;
     name_ = std::move(name);
     origin_ = std::move(origin);
   }
@@ -216,6 +219,31 @@ void CandidatesAreKeptUntilTheyAreTimed() {
   CHECK(lists == kConvolutions && candidate.expired());
 }
 
+void TheLargestWorkspaceIsTheSameWhateverWasMeasured() {
+  workspaces = {{"eng1", 10}, {"eng2", 20}, {"eng3", 5}};
+  Offer({{"eng1", 50}, {"eng2", 60}, {"eng3", 40}});
+  const PlanRequest request = Request("measure");
+  CHECK(LargestWorkspace(request) == 20 && lists == 1);
+  CHECK(GetPlan(request, kBench)->workspace_size() == 5);
+  const ChoiceRecord fresh = TakeChoices().at(0);
+  CHECK(fresh.choice.reserved == 20);
+  CHECK(LargestWorkspace(request) == 20 && lists == 1);
+
+  for (const bool is_known : {true, false}) {  // in a process that has it from the store
+    Offer({{"eng1", 50}, {"eng2", 60}, {"eng3", 40}});
+    RememberChoice({fresh.key, fresh.gpu, {"eng3", 40, 5, 3, 9, "stored", is_known ? 20 : 0}});
+    CHECK(LargestWorkspace(request) == 20 && lists == !is_known);
+    CHECK(LargestWorkspace(request) == 20 && lists == !is_known);
+  }
+
+  Offer({{"eng1", 50}, {"eng2", 60}});
+  const PlanRequest untimed = Request("measure", true, true);
+  CHECK(LargestWorkspace(untimed) == 20 && lists == 1);
+  (void)CandidatesFor(untimed);
+  CHECK(lists == 2);  // since nobody would have timed them
+  workspaces.clear();
+}
+
 void IfAllComputeWrongNumbersThereIsNone() {
   Offer({{"eng1", 0}, {"eng2", 0}});
   const PlanRequest request = Request("measure");
@@ -287,6 +315,7 @@ int main() {
   MeasuringChangesOnlyWhatIsChosenByMeasuring();
   WhatHasFailedIsNotTakenForWantOfMemory();
   CandidatesAreKeptUntilTheyAreTimed();
+  TheLargestWorkspaceIsTheSameWhateverWasMeasured();
   IfAllComputeWrongNumbersThereIsNone();
   ASlowDepthwiseConvolutionIsWorthCompiling();
   OthersAreNotCompiled();
