@@ -256,6 +256,7 @@ class TestSymbolicNumberOfImages:
     def test_plans_cannot_be_listed(self):
         (row,) = jaxcudnn.explain(conv)(self.X, W)
         assert (row.route, row.reason, row.plan) == ("cuDNN", "", "")
+        assert row.spec
         with pytest.raises(RuntimeError, match=r"jaxcudnn\.plans: plans must be listed .* GPU"):
             jaxcudnn.plans(row.spec)
 

@@ -84,7 +84,7 @@ def test_program_of_a_machine_without_a_gpu(tmp_path, platforms, images, algorit
     for n in (4,) if images == "4" else (4, 2, 64):
         operands = integers(1, (n, *X_SHAPE[1:])), integers(2, W_SHAPE)
         compiled = jax.jit(program.call).lower(*operands).compile()
-        text = compiled.as_text()
+        text = compiled.as_text() or ""
         assert text.count(f'custom_call_target="{_load.TARGET}"') == 3
         assert "__cudnn$conv" not in text and "conditional(" not in text
         for got, wanted in zip(compiled(*operands), by_lax(*operands), strict=True):

@@ -4,6 +4,8 @@
 import ctypes
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import jaxcudnn
 from cases import integers
 from jaxcudnn import _load
+from jaxcudnn._collect import collect
 from processes import run_python
 
 pytestmark = pytest.mark.gpu
@@ -20,11 +23,11 @@ NHWC = ("NHWC", "OHWI", "NHWC")
 THREADS = 8
 
 
-def devices() -> list[jax.Device]:
+def devices() -> list[Any]:
     return jax.local_devices(backend="cuda")
 
 
-def conv(x, w, padding: object = "SAME"):
+def conv(x, w, padding: Any = "SAME"):
     return jaxcudnn.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=NHWC)
 
 
@@ -57,7 +60,7 @@ def current_device() -> int:
 
 def cudart() -> ctypes.CDLL:
     """The CUDA runtime that JAX has loaded."""
-    lines = open("/proc/self/maps").read().splitlines()
+    lines = Path("/proc/self/maps").read_text().splitlines()
     (path, *_) = {line.split()[-1] for line in lines if "/libcudart.so" in line}
     return ctypes.CDLL(path)
 
@@ -116,19 +119,14 @@ def test_the_device_is_the_programs_whichever_is_current():
 
 
 def test_plans_are_asked_for_on_the_device_that_is_named():
-    (attributes,) = attributes_of_training()[:1]
-    before = current_device()
-    for device in devices():
-        assert _load.native().known_plan(device.local_hardware_id, **attributes) is not None
-        assert current_device() == before
-
-
-def attributes_of_training():
-    from jaxcudnn._collect import collect
-
     with jaxcudnn.options(algorithm="heuristic"):
         found = collect(training, operands(1), {})
-    return [step.attributes for each in found for step in each.lowered()]
+    first = next(iter(found)).lowered()[0].attributes
+    assert first
+    before = current_device()
+    for device in devices():
+        assert _load.native().known_plan(device.local_hardware_id, **first) is not None
+        assert current_device() == before
 
 
 def test_only_the_last_device_is_visible():
