@@ -33,7 +33,7 @@ from jaxcudnn._dtypes import Dtypes
 from jaxcudnn._route_geometry import last
 from jaxcudnn._spec import ROLES, ConvSpec
 
-SECONDS = {"patches": 42, "stems": 38, "depthwise": 30, "large_windows": 28}
+SECONDS = {"patches": 34, "stems": 30, "narrow": 22, "depthwise": 24, "large_windows": 26}
 """The sections in the order in which they run, and after how long each begins nothing new."""
 
 GRACE = 12
@@ -128,6 +128,17 @@ def depthwise(
     )  # fmt: skip
 
 
+def narrow(
+    name: str, batch: int, c: int, k: int, spatial: tuple[int, ...], window: int, *ops: str
+) -> Layer:
+    """Give a convolution of few channels that keeps the size."""
+    rank = len(spatial)
+    return Layer(
+        name, batch, c, k, spatial, (window,) * rank, ("blocks",),
+        padding=((window // 2, window // 2),) * rank, ops=ops or ("fprop",),
+    )  # fmt: skip
+
+
 EMBEDDING = patches("patch embedding", 64, 3, 768, (224, 224), 16)
 STEM = stem("ResNet", 128, 3, 64, (224, 224), 7, 2, 3)
 AUDIO = depthwise("Mamba", 16, 512, (16384,), 4, "shifts")
@@ -149,6 +160,7 @@ LAYERS: dict[str, tuple[Layer, ...]] = {
     "patches": (
         replace(EMBEDDING, routes=("matmul", "rounded matmul")),
         patches("few outputs", 4, 32, 4, (96, 96, 96), 1),
+        patches("few inputs", 4, 4, 32, (96, 96, 96), 1),
         in_float32(EMBEDDING),
         patches("ConvNeXt", 128, 3, 96, (224, 224), 4),
         patches("ConvNeXt, second", 128, 96, 192, (56, 56), 2),
@@ -170,6 +182,28 @@ LAYERS: dict[str, tuple[Layer, ...]] = {
         replace(stem("SegFormer", 64, 3, 64, (224, 224), 7, 4, 3), ops=("fprop", "wgrad")),
         stem("3-D", 4, 1, 64, (96, 96, 96), 7, 2, 3),
         exactly(STEM, "fprop"),
+    ),
+    "narrow": (
+        narrow("VGG", 64, 3, 64, (224, 224), 3),
+        narrow("3-D U-Net", 4, 4, 32, (96, 96, 96), 3),
+        narrow("VAE", 8, 128, 3, (512, 512), 3, "dgrad"),
+        narrow("3-D U-Net, second", 4, 32, 32, (96, 96, 96), 3),
+        narrow("16 channels", 32, 16, 16, (256, 256), 3),
+        replace(narrow("VGG", 64, 3, 64, (224, 224), 3), dtype="float16"),
+        narrow("diffusion", 32, 4, 320, (64, 64), 3),
+        narrow("one channel", 16, 1, 64, (512, 512), 3),
+        narrow("7x7", 32, 3, 64, (128, 128), 7),
+        narrow("audio", 16, 16, 16, (65536,), 7),
+        narrow("32 channels", 32, 32, 32, (256, 256), 3),
+        narrow("16-32 channels", 32, 16, 32, (256, 256), 3),
+        narrow("8 channels", 32, 8, 8, (256, 256), 3),
+        narrow("8-32 channels", 32, 8, 32, (256, 256), 3),
+        narrow("32-8 channels", 32, 32, 8, (256, 256), 3),
+        replace(narrow("16 channels", 32, 16, 16, (256, 256), 3), dtype="float16"),
+        replace(narrow("3-D U-Net, second", 4, 32, 32, (96, 96, 96), 3), dtype="float16"),
+        replace(narrow("one channel", 16, 1, 64, (512, 512), 3), dtype="float16"),
+        replace(narrow("8-32 channels", 32, 8, 32, (256, 256), 3), dtype="float16"),
+        in_float32(narrow("3-D U-Net", 4, 4, 32, (96, 96, 96), 3), "fprop"),
     ),
     "depthwise": (
         AUDIO,
@@ -234,7 +268,8 @@ def rounding(compute: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 def chosen(layer: Layer, op: str) -> str:
     """Name what jaxcudnn's rules take."""
-    return _routes.choose(op, replace(layer.spec, options=Options())) or CUDNN
+    spec = replace(layer.spec, options=Options())
+    return _routes.choose(op, spec, last(spec.num_spatial)) or CUDNN
 
 
 def run_section(name: str, args: argparse.Namespace) -> None:

@@ -145,7 +145,7 @@ def lower_with_epilogue(
       report: is told of each step.
     """
     result = ROLES[op][2]
-    reason = _unfused(op, spec, epilogue)
+    reason = _unfused(op, spec, layout, epilogue)
     if not reason:
         fused = _fusion.completed(op, epilogue)
         form = _Form(spec, layout, _attributes(op, spec, layout, fused))
@@ -176,7 +176,7 @@ def lower_with_epilogue(
     return _activations.finish(y, *addends, epilogue=epilogue, axis=layout.axis(result, 1))
 
 
-def _unfused(op: str, spec: ConvSpec, epilogue: Epilogue) -> str:
+def _unfused(op: str, spec: ConvSpec, layout: Layout, epilogue: Epilogue) -> str:
     """Say why cuDNN is not asked for a convolution with its epilogue; nothing if it is.
 
     What a fused epilogue saves is a pass over the result at most, and less where XLA can have it in
@@ -188,8 +188,8 @@ def _unfused(op: str, spec: ConvSpec, epilogue: Epilogue) -> str:
         return "an array is too large for one call of cuDNN"
     if _computed_in(op, spec) != spec.dtype(ROLES[op][2]):
         return "cuDNN computes it in another dtype than the result's"
-    route = _route(op, spec)
-    if route:
+    route = _route(op, spec, layout)
+    if route and _routes.KINDS[route].saves_a_pass:
         return f"the convolution is computed by the route {route}"
     return _fusion.fused_form(op, spec, epilogue, has_device=_load.local_device() is not None)
 
@@ -223,7 +223,7 @@ def _lower(
             return computed
     reason = reason or _too_large(spec) or _without_dtype(op, spec)
     if not reason:
-        route = _route(op, spec)
+        route = _route(op, spec, layout)
         if route:
             return _by_route(route, a, b, op=op, spec=spec, layout=layout, report=report)
         for form in _forms(op, spec, layout):
@@ -256,8 +256,8 @@ def _holds_all(spec: ConvSpec) -> bool:
     return max(math.prod(spec.shape(role)) for role in ("x", "w", "y")) <= MOST_ELEMENTS
 
 
-def _route(op: str, spec: ConvSpec) -> str:
-    return _routes.choose(op, spec) if _has_its_images(spec) else ""
+def _route(op: str, spec: ConvSpec, layout: Layout) -> str:
+    return _routes.choose(op, spec, layout) if _has_its_images(spec) else ""
 
 
 def _where_cudnn_can(

@@ -23,7 +23,7 @@ ALGORITHMS = ("heuristic", "measure", "exhaustive")
 
 OPERATIONS = ("fprop", "dgrad", "wgrad")
 
-ROUTES = ("matmul", "space_to_depth", "shifts", "toeplitz")
+ROUTES = ("matmul", "space_to_depth", "blocks", "shifts", "toeplitz")
 """The routes that are exact: they sum the products that the definition names, and no others."""
 
 INEXACT_ROUTES = ("fft",)
@@ -82,7 +82,8 @@ class Options:
         verify: whether a plan must reproduce sums computed on the host before it is timed.
         routes: by which other computations of the same sums convolutions may be replaced where
             those are faster: True for all that are exact, False for none, or a tuple of names:
-            'matmul', 'space_to_depth', 'shifts', 'toeplitz', and 'fft', which is not exact.
+            'matmul', 'space_to_depth', 'blocks', 'shifts', 'toeplitz', and 'fft', which is not
+            exact.
 
     Raises:
         TypeError: for a value of the wrong kind.

@@ -52,17 +52,19 @@ def is_faster(op: str, spec: ConvSpec) -> bool:
     """Say whether that is faster than cuDNN's plans.
 
     It is for patches of images with few channels, and in 16 bits for single positions with few
-    outputs, since those plans copy what has too few to an array that has more. Which matrix product
-    XLA takes is timed, so that bits may differ from run to run.
+    inputs or outputs, since those plans copy what has too few to an array that has more. Which
+    matrix product XLA takes is timed, so that bits may differ from run to run.
     """
     few = aligned_channels(op, spec)
-    (outputs, inputs, *window), numbers = spec.w_shape, math.prod(spec.w_shape[1:])
+    inputs, window, numbers = spec.w_shape[1], spec.w_shape[2:], math.prod(spec.w_shape[1:])
+    sides = spec.w_shape[:2]
     is_small = jnp.dtype(dtypes(op, spec)[0]).itemsize == 2
     return (
         spec.groups == 1
         and not spec.options.deterministic
         and (
-            inputs < few <= numbers or (is_small and set(window) == {1} and outputs < few <= inputs)
+            inputs < few <= numbers
+            or (is_small and set(window) == {1} and min(sides) < few <= max(sides))
         )
         and all(each.window == _step(each) for each in dimensions(spec))
     )

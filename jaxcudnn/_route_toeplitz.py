@@ -47,6 +47,9 @@ from ._spec import ROLES, ConvSpec, Layout
 FEWEST_TAPS = 169
 """From which on it is faster in 16 bits, but for filter gradients."""
 
+MOST_CHANNELS = 384
+"""Up to which it is faster in float32 with tensor cores for input gradients."""
+
 
 def is_possible(op: str, spec: ConvSpec) -> bool:
     """Say whether it is depthwise, and neither strided nor dilated in the last dimension."""
@@ -61,7 +64,8 @@ def is_possible(op: str, spec: ConvSpec) -> bool:
 def is_faster(op: str, spec: ConvSpec) -> bool:
     """Say whether the window is so large that cuDNN has no fast plan for it.
 
-    In float32 without tensor cores nothing is gained, and with them nothing forward.
+    In float32 without tensor cores nothing is gained, and with them nothing forward, nor for input
+    gradients of many channels.
     """
     taps, multiplied = math.prod(spec.w_shape[2:]), dtypes(op, spec)[0]
     if spec.num_spatial != 2:
@@ -69,7 +73,9 @@ def is_faster(op: str, spec: ConvSpec) -> bool:
     if jnp.dtype(multiplied).itemsize == 2:
         return taps >= (LARGE_WINDOW if op == "wgrad" else FEWEST_TAPS)
     uses_tensor_cores = multiplied == "float32" and precision(op, spec) == lax.Precision.DEFAULT
-    return taps >= LARGE_WINDOW and uses_tensor_cores and op != "fprop"
+    if taps < LARGE_WINDOW or not uses_tensor_cores:
+        return False
+    return op == "wgrad" or (op == "dgrad" and spec.x_shape[1] <= MOST_CHANNELS)
 
 
 @_route_reversed.by_fprop

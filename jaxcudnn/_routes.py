@@ -20,6 +20,7 @@ from typing import NamedTuple
 import jax
 
 from . import (
+    _route_blocks,
     _route_fft,
     _route_matmul,
     _route_shifts,
@@ -27,7 +28,7 @@ from . import (
     _route_toeplitz,
 )
 from ._options import ALGORITHMS
-from ._spec import ConvSpec
+from ._spec import ConvSpec, Layout
 
 FEWEST_ELEMENTS = 1 << 19
 """Of the larger image, x or y, below which nothing is gained: a step more is one launch more."""
@@ -41,6 +42,10 @@ class Kind(NamedTuple):
     compute: Callable[..., jax.Array]
     is_cudnns: bool
     """Whether it is computed by another convolution, cuDNN's in its turn, and not by XLA."""
+    is_for_channels_last: bool = False
+    """Whether it is not worth a copy of images whose channels are not last."""
+    saves_a_pass: bool = True
+    """Whether it saves more than a pass over the result, which a fused epilogue does."""
 
 
 KINDS = {
@@ -50,6 +55,10 @@ KINDS = {
     "space_to_depth": Kind(
         _route_space_to_depth.is_possible, _route_space_to_depth.is_faster,
         _route_space_to_depth.compute, is_cudnns=True,
+    ),
+    "blocks": Kind(
+        _route_blocks.is_possible, _route_blocks.is_faster, _route_blocks.compute, is_cudnns=True,
+        is_for_channels_last=True, saves_a_pass=False,
     ),
     "shifts": Kind(
         _route_shifts.is_possible, _route_shifts.is_faster, _route_shifts.compute, is_cudnns=False
@@ -63,7 +72,7 @@ KINDS = {
 """The routes by name, those first that are preferred."""
 
 
-def choose(op: str, spec: ConvSpec) -> str:
+def choose(op: str, spec: ConvSpec, layout: Layout) -> str:
     """Name the route by which a primitive is computed; nothing if it is cuDNN's as it is.
 
     One whose options name a plan is, since the name is one of its plans'.
@@ -74,6 +83,8 @@ def choose(op: str, spec: ConvSpec) -> str:
         return ""
     allowed = ((name, kind) for name, kind in KINDS.items() if spec.options.allows_route(name))
     for name, kind in allowed:
+        if kind.is_for_channels_last and not layout.is_channels_last:
+            continue
         if kind.is_possible(op, spec) and kind.is_faster(op, spec):
             return name
     return ""

@@ -122,6 +122,11 @@ class Layout(NamedTuple):
         """Whether the channels of both images come before the positions, as in NCHW."""
         return all(channels < min(spatial) for _, channels, *spatial in (self.x, self.y))
 
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether both images are in the order of images, positions and channels, as in NHWC."""
+        return all(self.memory_order(role) == tuple(range(len(self.x))) for role in ("x", "y"))
+
     def to_array(self, role: Role, logical: Sequence[int]) -> Shape:
         """Reorder one number per logical dimension into one per axis."""
         axes = getattr(self, role)

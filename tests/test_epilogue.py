@@ -21,6 +21,7 @@ from cases import Case, integers, normal, parametrize
 from epilogues import ACTIVATIONS, ADDENDS, channels_shape, conv, exact_sum
 from jaxcudnn import _fusion, _load, _lowering, _plans, _spec
 from jaxcudnn._activations import ACTIVATIONS as TABLE
+from jaxcudnn._route_geometry import last
 from tolerance import assert_close_activated
 
 NHWC = cases.CHANNELS_LAST[2]
@@ -505,7 +506,7 @@ class TestRule:
         """Of which the filter is one."""
         for limit, reason in ((largest, ""), (largest - 1, "an array is too large for one call")):
             monkeypatch.setattr(_lowering, "MOST_ELEMENTS", limit)
-            found = _lowering._unfused("fprop", spec(k=k), RELU)
+            found = _lowering._unfused("fprop", spec(k=k), last(2), RELU)
             assert found.startswith(reason) and bool(found) == bool(reason)
 
     def test_a_bias_is_added_where_precompiled_engines_want_one(self):

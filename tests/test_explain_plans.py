@@ -93,6 +93,7 @@ class TestRoute:
         x = jax.ShapeDtypeStruct(export.symbolic_shape("n, 16, 16, 4"), "float32")
         (row,) = explain(conv, measure=True)(x, W)
         assert (row.plan, row.workspace, gpu.measured) == ("", None, [])
+        assert row.spec is not None
         with pytest.raises(ValueError, match=r"plans: the number of images must be known, got n;"):
             jaxcudnn.plans(row.spec)
         (tuned,) = jaxcudnn.tune(conv, x, W, progress=False)

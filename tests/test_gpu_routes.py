@@ -37,6 +37,14 @@ LAYERS = {
         case("volume", (33, 64, 65), (3, 7, 7), ((1, 1), (3, 3), (3, 3)), n=4, c=1, k=32,
              strides=(1, 2, 2), dimension_numbers=NDHWC),
     ],
+    "blocks": [
+        case("narrow", (224, 224), (3, 3), "SAME", n=8, c=3, k=64, dimension_numbers=NHWC),
+        case("narrow-both", (256, 256), (5, 3), ((4, 1), (2, 0)), n=8, c=16, k=32,
+             dimension_numbers=("NHWC", "HWIO", "NHWC")),
+        case("narrow-volume", (48, 48, 48), (3, 3, 3), "SAME", n=4, c=32, k=32,
+             dimension_numbers=NDHWC),
+        case("narrow-audio", (1 << 16,), (7,), "SAME", n=8, c=8, k=8, dimension_numbers=NWC),
+    ],
     "shifts": [
         case("causal", (4096,), (4,), ((3, 0),), n=4, c=128, k=128, groups=128,
              dimension_numbers=NWC),
@@ -48,6 +56,9 @@ LAYERS = {
         case("large-wide", (40, 70), (17, 16), "SAME", n=8, c=64, k=64, groups=64),
     ],
 }  # fmt: skip
+BY_BLOCKS = {"narrow": "y", "narrow-both": "yx", "narrow-volume": "yx", "narrow-audio": "yx"}
+"""The passes that blocks are faster for."""
+
 CHOSEN = [
     pytest.param(name, each, role, id=f"{name}-{each.name}-{role}")
     for name, cases in LAYERS.items()
@@ -64,7 +75,9 @@ def test_chosen(name: str, case: Case, role: str, dtype: str):
     a, b = (fill(case, operand, dtype, jnp.uint32(7)) for operand in OPERANDS[role])
     compute = case.cudnn(role)
     (row,) = jaxcudnn.explain(compute)(a, b)
-    is_slower = (name, role, dtype) == ("toeplitz", "y", "float32")
+    is_slower = (name, role, dtype) == ("toeplitz", "y", "float32") or (
+        name == "blocks" and (dtype == "float32" or role not in BY_BLOCKS[case.name])
+    )
     assert row.route == ("cuDNN" if is_slower else name)
     points = sampled.draw_points(case, role)
     computed = sampled.take(jax.jit(compute)(a, b), case, role, jnp.asarray(points))

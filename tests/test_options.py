@@ -127,7 +127,7 @@ class TestValues:
         def kept(options: Any) -> tuple[str, ...]:
             return options.routes
 
-        exact = ("matmul", "space_to_depth", "shifts", "toeplitz")
+        exact = ("matmul", "space_to_depth", "blocks", "shifts", "toeplitz")
         assert Options().routes == Options(routes=True).routes == exact
         no: Any = np.False_
         assert Options(routes=False).routes == Options(routes=no).routes == ()

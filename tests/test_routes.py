@@ -10,7 +10,7 @@ import pytest
 import definition
 import oracle
 from cases import CASES, CHANNELS_LAST, OPERANDS, Case, case, integers, normal
-from jaxcudnn import Options, _options, _reference, _routes
+from jaxcudnn import Options, _options, _reference, _route_blocks, _routes
 from jaxcudnn._dtypes import Dtypes
 from jaxcudnn._spec import ROLES, ConvSpec, Layout
 from tolerance import assert_close
@@ -40,6 +40,16 @@ MORE = [
     case("2d-strided-past-the-end", (9, 5), (3, 2), ((0, 4), (1, 6)), strides=(3, 2)),
     case("3d-stem", (5, 8, 7), (3, 7, 5), ((1, 1), (3, 3), (2, 2)), strides=(1, 2, 2),
          dimension_numbers=NDHWC),
+    case("1d-blocks", (24,), (7,), ((3, 3),), c=3, k=5, dimension_numbers=NWC),
+    case("1d-blocks-one-sided", (21,), (6,), c=9, k=8, dimension_numbers=("NWC", "WIO", "NWC")),
+    case("1d-blocks-wide-padding", (8,), (3,), ((9, 1),), c=2, k=4),
+    case("2d-blocks", (5, 16), (3, 3), "SAME", c=3, k=9, dimension_numbers=NHWC),
+    case("2d-blocks-of-two", (6, 10), (2, 5), ((1, 0), (4, 2)), c=20, k=12,
+         dimension_numbers=("NHWC", "HWIO", "NHWC")),
+    case("2d-blocks-of-four", (6, 12), (3, 1), ((2, 2), (0, 0)), c=16, k=16, dilation=(2, 3)),
+    case("2d-blocks-strided", (7, 8), (3, 4), ((1, 1), (2, 1)), c=3, k=8, strides=(2, 1),
+         dimension_numbers=NHWC),
+    case("3d-blocks", (4, 3, 8), (3, 2, 3), "SAME", c=4, k=6, dimension_numbers=NDHWC),
     case("1d-depthwise", (12,), (4,), ((1, 2),), c=5, k=5, groups=5, dimension_numbers=NWC),
     case("1d-depthwise-strided", (12,), (3,), ((2, 1),), c=5, k=5, groups=5, strides=(2,),
          dilation=(2,), dimension_numbers=("NCW", "WIO", "NCW")),
@@ -131,7 +141,17 @@ class TestValue:
     @pytest.mark.parametrize("role", OPERANDS)
     def test_every_route_has_cases(self, name, role):
         found = [each.values for each in possibilities(TABLE, [name])]
-        assert sum(values[2] == role for values in found) >= 4
+        count = sum(values[2] == role for values in found)
+        assert count == 0 if (name, role) == ("blocks", "w") else count >= 4
+
+    @pytest.mark.parametrize("size", [2, 4, 8])
+    def test_blocks_of_every_size(self, size):
+        sizes = {
+            _route_blocks.positions("fprop", described(each, "y")[0])
+            for each in MORE
+            if possible("blocks", each, "y")
+        }
+        assert size in sizes
 
 
 class TestFft:

@@ -60,6 +60,7 @@ LARGE = {
     "x": (4, 32, 32, 256), "w": (256, 31, 31, 1), "strides": (1, 1), "padding": "SAME",
     "feature_group_count": 256,
 }  # fmt: skip
+NARROW = {"x": (8, 224, 224, 3), "w": (64, 3, 3, 3), "strides": (1, 1), "padding": "SAME"}
 TAKEN = {"matmul": EMBEDDING, "space_to_depth": STEM, "shifts": CAUSAL, "toeplitz": LARGE}
 
 
@@ -74,6 +75,11 @@ class TestRules:
 
     def test_large_windows(self):
         assert routes_of(**LARGE, dtype="float32", precision="highest") == ["cuDNN"] * 3
+        many = {
+            "x": (4, 32, 32, 400), "w": (400, 31, 31, 1), "strides": (1, 1), "padding": "SAME",
+            "feature_group_count": 400,
+        }  # fmt: skip
+        assert routes_of(**many, dtype="float32") == ["cuDNN", "cuDNN", "toeplitz"]
         smaller = {**LARGE, "w": (256, 13, 13, 1)}
         assert routes_of(**smaller) == ["toeplitz", "toeplitz", "cuDNN"]
         assert routes_of(**smaller, dtype="float32") == ["cuDNN"] * 3
@@ -83,14 +89,48 @@ class TestRules:
         assert routes_of(**head, numbers=NDHWC) == ["matmul"] * 3
         assert routes_of(**head, numbers=NDHWC, dtype="float32") == ["cuDNN"] * 3
         few_inputs = {**head, "x": (2, 96, 96, 96, 4), "w": (32, 1, 1, 1, 4)}
-        assert routes_of(**few_inputs, numbers=NDHWC) == ["cuDNN"] * 3
+        assert routes_of(**few_inputs, numbers=NDHWC) == ["matmul"] * 3
+        few_of_both = {**head, "x": (2, 96, 96, 96, 4), "w": (6, 1, 1, 1, 4)}
+        assert routes_of(**few_of_both, numbers=NDHWC) == ["cuDNN"] * 3
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    @pytest.mark.parametrize(
+        ("changes", "expected"),
+        [
+            ({}, ("blocks", "cuDNN")),
+            ({"w": (3, 3, 3, 64), "x": (8, 224, 224, 64)}, ("cuDNN", "blocks")),
+            ({"w": (16, 3, 3, 16), "x": (8, 224, 224, 16)}, ("blocks", "blocks")),
+            ({"w": (32, 5, 5, 16), "x": (8, 224, 224, 16)}, ("blocks", "blocks")),
+            ({"w": (32, 3, 3, 8), "x": (8, 224, 224, 8)}, ("cuDNN", "blocks")),
+            ({"w": (32, 3, 3, 32), "x": (8, 224, 224, 32)}, ("blocks", "blocks")),
+            ({"w": (40, 3, 3, 32), "x": (8, 224, 224, 32)}, ("cuDNN", "cuDNN")),
+            ({"w": (32, 3, 3, 32), "x": (8, 224, 225, 32)}, ("cuDNN", "cuDNN")),
+            ({"w": (64, 3, 3, 3), "x": (8, 224, 228, 3)}, ("cuDNN", "cuDNN")),
+            ({"w": (384, 3, 3, 3)}, ("cuDNN", "cuDNN")),
+            ({"x": (1, 224, 224, 3)}, ("cuDNN", "cuDNN")),
+            ({"strides": (2, 1), "w": (64, 3, 3, 16), "x": (8, 224, 224, 16)}, ("cuDNN", "cuDNN")),
+            ({"numbers": ("NCHW", "OIHW", "NCHW"), "x": (8, 3, 224, 224), "w": (64, 3, 3, 3)},
+             ("cuDNN", "cuDNN")),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_narrow_ones(self, changes, expected, dtype):
+        """By blocks, whole ones, of which a block fills what cuDNN's plans want."""
+        assert routes_of(**{**NARROW, **changes}, dtype=dtype) == [*expected, "cuDNN"]
+        assert routes_of(**{**NARROW, **changes}, dtype="float32") == ["cuDNN"] * 3
+
+    def test_one_channel(self):
+        """For which cuDNN has a plan in float16."""
+        layer = {**NARROW, "x": (8, 224, 224, 1), "w": (64, 3, 3, 1)}
+        assert routes_of(**layer) == ["blocks", "cuDNN", "cuDNN"]
+        assert routes_of(**layer, dtype="float16") == ["cuDNN"] * 3
 
     @pytest.mark.parametrize(
         ("changes", "reason"),
         [
             ({**EMBEDDING, "x": (8, 224, 224, 8), "w": (96, 16, 16, 8)}, "channels enough"),
             ({**EMBEDDING, "x": (2, 224, 224, 3), "w": (9, 16, 16, 3)}, "small"),
-            ({**STEM, "strides": (1, 1)}, "no stride"),
+            ({**STEM, "x": (8, 226, 226, 3), "strides": (1, 1)}, "no stride"),
             ({**STEM, "rhs_dilation": (2, 2)}, "a dilated window"),
             ({**STEM, "x": (8, 224, 224, 9), "w": (64, 7, 7, 9)}, "channels enough"),
             ({**CAUSAL, "w": (128, 9, 1), "padding": "SAME"}, "more taps"),
@@ -245,6 +285,21 @@ def test_epilogues_are_left_to_xla():
         assert explain(f)(*arguments)[0].unfused != row.unfused
 
 
+def test_epilogues_are_fused_where_a_route_saves_less():
+    def f(x, w, bias):
+        return jaxcudnn.conv_bias_act(
+            x, w, bias, activation="relu", window_strides=(1, 1), padding="SAME",
+            dimension_numbers=NHWC,
+        )  # fmt: skip
+
+    arguments = shaped(NARROW["x"]), shaped(NARROW["w"]), shaped((64,))
+    (row,) = explain(f)(*arguments)
+    with jaxcudnn.options(routes=False):
+        assert explain(f)(*arguments)[0].unfused == row.unfused
+    (row,) = explain(lambda x, w: conv(x, w, (1, 1), "SAME"))(*arguments[:2])
+    assert row.route == "blocks"
+
+
 def test_programs_do_not_depend_on_the_gpu(monkeypatch):
     arguments = shaped(EMBEDDING["x"]), shaped(EMBEDDING["w"])
     f = partial(conv, strides=(16, 16))
@@ -256,6 +311,7 @@ def test_programs_do_not_depend_on_the_gpu(monkeypatch):
 SMALL = {
     "matmul": ((2, 6, 9, 3), (4, 3, 3, 3), {"strides": (3, 3)}),
     "space_to_depth": ((2, 7, 8, 3), (8, 3, 3, 3), {"strides": (2, 2), "padding": "SAME"}),
+    "blocks": ((2, 4, 6, 3), (4, 3, 3, 3), {"strides": (1, 1), "padding": "SAME"}),
     "shifts": (
         (2, 9, 4), (4, 4, 1),
         {"strides": (1,), "padding": ((3, 0),), "numbers": NWC, "feature_group_count": 4},
@@ -285,6 +341,8 @@ class TestAroundThem:
             )
 
         monkeypatch.setattr(_routes, "FEWEST_ELEMENTS", 0)
+        blocks = _routes.KINDS["blocks"]._replace(is_faster=lambda op, spec: True)
+        monkeypatch.setitem(_routes.KINDS, "blocks", blocks)  # not only for large ones in 16 bits
         monkeypatch.setattr(_lowering, "_workspace", lambda attributes, **_: None)
         for op in ("fprop", "dgrad", "wgrad"):
             primitive = getattr(_primitives, f"conv_{op}_p")
@@ -342,10 +400,10 @@ class TestAroundThem:
         np.testing.assert_array_equal(computed, expected.astype(result))
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", [*TAKEN, "blocks"])
 def test_inside_shard_map(name):
     """Lowered for CUDA, where the types of arrays say over which mesh axes they vary."""
-    sizes = dict(TAKEN[name])
+    sizes = dict({**TAKEN, "blocks": NARROW}[name])
     x, w = shaped(sizes.pop("x")), shaped(sizes.pop("w"))
     mesh = jax.make_mesh((1,), ("d",), (jax.sharding.AxisType.Auto,))
     f = jax.shard_map(

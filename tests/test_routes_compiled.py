@@ -41,7 +41,7 @@ def described(sizes: tuple, dtype: str = "bfloat16") -> ConvSpec:
         flip=False,
         dtypes=Dtypes(dtype, dtype, dtype),
         precision=(jax.lax.Precision.DEFAULT, jax.lax.Precision.DEFAULT),
-        options=Options(routes=("matmul", "space_to_depth", "shifts", "toeplitz", "fft")),
+        options=Options(routes=("matmul", "space_to_depth", "blocks", "shifts", "toeplitz", "fft")),
     )
 
 
