@@ -158,7 +158,9 @@ class TestMeasuring:
             jaxcudnn.clear_cache()
             assert text() == before
             assert _plans.known(attributes, 0).source == "stored"
-        (kept,) = store.entries()
+            key = _load.native().choice_key(**attributes)
+        # Choices of earlier tests may have waited for a store to be written to.
+        (kept,) = (entry for entry in store.entries() if entry.key == key)
         assert kept.reserved == largest >= kept.workspace
 
     def test_budget_is_kept(self):
