@@ -24,7 +24,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from . import _activations, _lowering, _primitives, _readings, _reference
+from . import _activations, _lowering, _partitioning, _primitives, _readings, _reference
 from ._array_arguments import is_explicitly_sharded
 from ._axes import fold, unfold
 from ._readings import Call
@@ -217,6 +217,11 @@ def _refer(a: jax.Array, b: jax.Array, *, op: str, spec: ConvSpec, layout: Layou
     return _REFERENCES[op](a, b, spec=spec, layout=layout)
 
 
+def _lower_to_xla(*arrays: jax.Array, op: str, **params) -> jax.Array:
+    by_formula = partial(_lowering.by_formula, reference=_REFERENCES[op])
+    return _unfused(*arrays, op=op, convolve=by_formula, **params)
+
+
 def _lower_cuda(*arrays: jax.Array, op: str, **params) -> jax.Array:
     return _lowering.lower_with_epilogue(*arrays, op=op, reference=_REFERENCES[op], **params)
 
@@ -226,5 +231,12 @@ conv_bias_act_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[conv_bias_act_p] = _jvp
 ad.primitive_transposes[conv_bias_act_p] = _transpose
 batching.primitive_batchers[conv_bias_act_p] = _batch
-mlir.register_lowering(conv_bias_act_p, mlir.lower_fun(_lower, multiple_results=False))
-mlir.register_lowering(conv_bias_act_p, _lowering.isolated(_lower_cuda), platform="cuda")
+_formula = mlir.lower_fun(_lower, multiple_results=False)
+mlir.register_lowering(conv_bias_act_p, _formula)
+for _platform, _whole, _divided in (
+    ("cpu", _formula, _formula),
+    ("cuda", _lowering.isolated(_lower_cuda), _lowering.isolated(_lower_to_xla)),
+):
+    _rule = _partitioning.divisible(_whole, _divided, bind=_bind)
+    mlir.register_lowering(conv_bias_act_p, _rule, platform=_platform)
+_partitioning.needs_devices(conv_bias_act_p)

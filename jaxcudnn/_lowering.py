@@ -76,6 +76,11 @@ def lower_cuda(op: str, reference: Callable[..., jax.Array]) -> Callable[..., An
     return isolated(partial(_lower, op=op, reference=reference))
 
 
+def lower_formula(op: str, reference: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """Give the lowering rule for CUDA of one primitive where it is left to XLA."""
+    return isolated(partial(by_formula, op=op, reference=reference))
+
+
 def isolated(compute: Callable[..., jax.Array]) -> Callable[..., Any]:
     """Give the lowering rule of a function, whose own calls of `lax` are XLA's."""
     rule = mlir.lower_fun(compute, multiple_results=False)
@@ -206,7 +211,7 @@ def _lower(
 ) -> jax.Array:
     """Compute by cuDNN, whole or in pieces, or else by whatever XLA has."""
     *operands, _ = ROLES[op]
-    by_xla = partial(reference, spec=spec, layout=layout, convolve=_convolve(op, spec))
+    by_xla = partial(by_formula, op=op, reference=reference, spec=spec, layout=layout)
     reason = _unsuitable(spec)
     if not reason and _has_its_images(spec):
         computed = compute_in_pieces(
@@ -238,6 +243,19 @@ def _lower(
         reason = "cuDNN has no plan for it that the options allow"
     report(Step(spec, None, reason))
     return by_xla(a, b)
+
+
+def by_formula(
+    a: jax.Array,
+    b: jax.Array,
+    *,
+    op: str,
+    reference: Callable[..., jax.Array],
+    spec: ConvSpec,
+    layout: Layout,
+) -> jax.Array:
+    """Compute one primitive by whatever XLA has."""
+    return reference(a, b, spec=spec, layout=layout, convolve=_convolve(op, spec))
 
 
 def _convolve(op: str, spec: ConvSpec) -> Callable[..., jax.Array]:

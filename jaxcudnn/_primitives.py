@@ -29,9 +29,9 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from . import _lowering, _reference
+from . import _lowering, _partitioning, _reference
 from ._axes import fold, unfold
-from ._spec import ROLES, ConvSpec, Layout, Role
+from ._spec import ROLES, ConvSpec, Epilogue, Layout, Role
 from ._varying import equally_varying, vary_as
 
 conv_fprop_p = Primitive("conv_fprop")
@@ -201,9 +201,23 @@ def _register(result: Role, operation: _Operation) -> None:
     )
     ad.primitive_jvps[primitive] = partial(_jvp, result=result)
     batching.primitive_batchers[primitive] = partial(_batch, result=result)
-    mlir.register_lowering(primitive, mlir.lower_fun(operation.reference, multiple_results=False))
+    formula = mlir.lower_fun(operation.reference, multiple_results=False)
+    mlir.register_lowering(primitive, formula)
+    divisible = partial(_partitioning.divisible, bind=_bind, op=operation.name)
+    mlir.register_lowering(primitive, divisible(formula, formula), platform="cpu")
     cuda = _lowering.lower_cuda(operation.name, operation.reference)
-    mlir.register_lowering(primitive, cuda, platform="cuda")
+    of_xla = _lowering.lower_formula(operation.name, operation.reference)
+    mlir.register_lowering(primitive, divisible(cuda, of_xla), platform="cuda")
+    _partitioning.needs_devices(primitive)
+
+
+def _bind(
+    a: jax.Array, b: jax.Array, *, op: str, spec: ConvSpec, layout: Layout, epilogue: Epilogue
+) -> jax.Array:
+    """Compute what one device does of a convolution that is split, and that has no epilogue."""
+    assert epilogue == Epilogue(), epilogue
+    first, second, _ = ROLES[op]
+    return compute({first: a, second: b}, spec=spec, layout=layout)
 
 
 for _result, _operation in _COMPUTING.items():
