@@ -72,8 +72,8 @@ def conv_general_dilated(
         preferred_element_type: the dtype of the result; None for that of the operands. Of their
             kind, or floating-point for integers, and not narrower. Gradients keep the dtype of
             what they are gradients of.
-        out_sharding: None; or, under explicit sharding, that of the result, as in `lax`, which
-            then computes the call.
+        out_sharding: None; or, under explicit sharding, that of the result, as in `lax`. None
+            divides it as the operands are.
         options: None for the options in force, or `jaxcudnn.Options`, or a dict of those that
             differ: how cuDNN's plan is chosen, for the call's derivatives, too.
 
@@ -89,10 +89,11 @@ def conv_general_dilated(
 
     Raises:
         TypeError: if an argument is of the wrong kind, or the dtypes differ.
-        ValueError: if shapes, channels, groups or geometry do not fit together.
+        ValueError: if shapes, channels, groups or geometry do not fit together, or one explicit
+            mesh axis divides both operands by different dimensions.
 
-    Differs from `lax` in that a window of size 0 gives zeros, where XLA refuses it. Operands that
-    are sharded over explicit mesh axes, or of symbolic sizes other than N, are left to `lax`.
+    Differs from `lax` in that a window of size 0 gives zeros, where XLA refuses it. Operands of
+    symbolic sizes other than N are left to `lax`.
 
     Example:
         >>> import jax.numpy as jnp

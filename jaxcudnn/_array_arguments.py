@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.dtypes import canonicalize_dtype
-from jax.sharding import NamedSharding, get_abstract_mesh
+from jax.sharding import AxisType, NamedSharding, get_abstract_mesh
 
 from ._arguments import Caller
 from ._spec import Role
@@ -77,17 +77,6 @@ def is_explicitly_sharded(array: jax.Array) -> bool:
     return any(jax.typeof(array).sharding.spec.partitions)
 
 
-def refuse_explicit_sharding(caller: Caller, operands: Mapping[Role, jax.Array]) -> None:
-    """Refuse operands that only `lax` can convolve."""
-    if any(map(is_explicitly_sharded, operands.values())):
-        both = " and ".join(getattr(caller, role) for role in operands)
-        types = " and ".join(str(jax.typeof(array)) for array in operands.values())
-        raise NotImplementedError(
-            f"{caller}: {both} must not be sharded over explicit mesh axes, got {types}; call it "
-            f"inside jax.shard_map"
-        )
-
-
 def check_out_sharding(caller: Caller, out_sharding: Any) -> None:
     """Check a sharding of the result for what `lax` takes."""
     if out_sharding is None or isinstance(out_sharding, NamedSharding):
@@ -102,6 +91,13 @@ def check_out_sharding(caller: Caller, out_sharding: Any) -> None:
             f"{caller}: out_sharding must be a NamedSharding where no mesh is set, got "
             f"{out_sharding!r}; use jax.set_mesh or leave it out"
         )
+
+
+def is_explicit(out_sharding: NamedSharding | jax.P) -> bool:
+    """Say whether a sharding of the result is over a mesh whose axes are all explicit."""
+    named = isinstance(out_sharding, NamedSharding)
+    types = (out_sharding.mesh if named else get_abstract_mesh()).axis_types
+    return all(each == AxisType.Explicit for each in types)
 
 
 def parse_result_dtype(caller: Caller, dtype: str, preferred: Any) -> str:

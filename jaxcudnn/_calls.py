@@ -65,13 +65,13 @@ class Operands(NamedTuple):
 
     @property
     def is_for_lax(self) -> bool:
-        """Whether only `lax` takes these: sharded over explicit axes, or of symbolic sizes.
+        """Whether only `lax` takes these: of symbolic sizes, or empty and of explicit sharding.
 
         That the number of images is symbolic is no matter.
         """
         sizes = (*self.lhs_shape[1:], *self.rhs_shape)
         symbolic = not all(isinstance(size, int) for size in sizes)
-        return symbolic or self.is_explicitly_sharded
+        return symbolic or (self.is_explicitly_sharded and 0 in (*self.lhs_shape, *sizes))
 
     def read(self, caller: Caller, name: str, value: Any, default: int | None = None) -> Shape:
         """Read strides or a dilation as `lax` takes them."""
@@ -142,7 +142,8 @@ def general(
     _array_arguments.check_out_sharding(caller, out_sharding)
     if window_strides is None and default_stride is not None:
         window_strides = (default_stride,) * operands.num_spatial
-    if operands.is_for_lax or out_sharding is not None:
+    is_of_lax = out_sharding is not None and not _array_arguments.is_explicit(out_sharding)
+    if operands.is_for_lax or is_of_lax:
         y = _by_lax(
             operands, window_strides, padding, lhs_dilation, rhs_dilation, feature_group_count,
             batch_group_count, precision, out_sharding,
@@ -152,7 +153,7 @@ def general(
     spread = operands.read(caller, "lhs_dilation", lhs_dilation, default=1)
     dilation = operands.read(caller, caller.dilation, rhs_dilation, default=1)
     _arguments.check_named_padding(caller, padding, spread)
-    return convolve(
+    y = convolve(
         caller,
         operands,
         strides=strides,
@@ -166,6 +167,7 @@ def general(
         precision=precision,
         asked=asked,
     )
+    return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
 
 
 def convolve(

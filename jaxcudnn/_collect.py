@@ -19,7 +19,7 @@ from . import _foreign, _lowering
 from ._foreign import Operation
 from ._spec import ConvSpec, Epilogue, Layout
 
-LEFT_TO_LAX = "its sizes are symbolic, or its arrays sharded over explicit mesh axes"
+LEFT_TO_LAX = "its sizes are symbolic"
 
 
 class Source(NamedTuple):

@@ -7,7 +7,7 @@ import jax
 from jax import lax
 from jax.typing import ArrayLike
 
-from . import _array_arguments, _calls, _readings, _torch_arguments
+from . import _calls, _readings, _torch_arguments
 from ._arguments import Caller
 from ._calls import Operands
 from ._dtypes import Dtypes, accumulator, is_complex, resolve_precision
@@ -76,7 +76,6 @@ def convolution(
         TypeError: if an argument is of the wrong kind, or the dtypes differ.
         ValueError: if shapes, channels, groups or geometry do not fit together, or nothing is left
             of a spatial dimension.
-        NotImplementedError: for operands sharded over explicit mesh axes.
 
     Differs from PyTorch in that a bias of another dtype is refused, and that a sum over no channels
     is 0.
@@ -92,7 +91,6 @@ def convolution(
     transposed = _torch_arguments.parse_transposed(_TORCH, transposed)
     caller = _TORCH_TRANSPOSED if transposed else _TORCH
     operands = _calls.read_operands(caller, a, weight, options=options)
-    _array_arguments.refuse_explicit_sharding(caller, {"x": operands.lhs, "w": operands.rhs})
 
     def numbers(name: str, value: int | Sequence[int], minimum: int) -> Shape:
         return _torch_arguments.parse_numbers(

@@ -78,8 +78,7 @@ def conv_fprop(
         TypeError: if an argument is of the wrong kind, the dtypes differ, or the padding is given
             in no form or in both.
         ValueError: if shapes, channels or geometry do not fit together.
-        NotImplementedError: for another `compute_data_type`, or for operands that are sharded over
-            explicit mesh axes.
+        NotImplementedError: for another `compute_data_type`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -264,7 +263,6 @@ def _cudnn(
     """Compute the role that `operands` leaves out; unless it is y, the caller says how large."""
     arrays = _calls.as_arrays(caller, operands)
     num_spatial, dtype = _array_arguments.check_operands(caller, arrays)
-    _array_arguments.refuse_explicit_sharding(caller, arrays)
     layout = _arguments.parse_layout(caller, dimension_numbers, num_spatial)
     shapes = {role: layout.to_logical(role, a.shape) for role, a in arrays.items()}
     x_shape, w_shape, groups = _arguments.complete_shapes(caller, shapes, spatial_shape, groups)

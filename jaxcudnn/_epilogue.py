@@ -24,8 +24,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from . import _activations, _lowering, _partitioning, _primitives, _readings, _reference
-from ._array_arguments import is_explicitly_sharded
+from . import _activations, _explicit, _lowering, _partitioning, _primitives, _readings, _reference
 from ._axes import fold, unfold
 from ._readings import Call
 from ._spec import ROLES, ConvSpec, Epilogue, Layout, Role
@@ -61,9 +60,7 @@ class Extras(NamedTuple):
 def convolve(lhs: jax.Array, rhs: jax.Array, call: Call, extras: Extras) -> jax.Array:
     """Compute a call and what it has beside."""
     epilogue = extras.epilogue
-    fusible = jnp.issubdtype(call.result_dtype, jnp.floating) and not any(
-        map(is_explicitly_sharded, extras.addends)
-    )
+    fusible = jnp.issubdtype(call.result_dtype, jnp.floating)
     one = _readings.as_one_primitive(lhs, rhs, call) if fusible and epilogue != Epilogue() else None
     if one is None:
         return finish(_readings.convolve(lhs, rhs, call), call.layout, extras)
@@ -89,8 +86,10 @@ def _bind(
     if epilogue == Epilogue():
         return _convolve(*arrays, op=op, spec=spec, layout=layout)
     operands = equally_varying(*arrays)
-    if _primitives.is_explicit(*operands):  # as a mapped array may be, or a tangent
-        return _unfused(*operands, op=op, spec=spec, layout=layout, epilogue=epilogue)
+    if _explicit.is_explicit(*operands):
+        return _explicit.convolve(
+            *operands, op=op, spec=spec, layout=layout, epilogue=epilogue, bind=_bind
+        )
     return conv_bias_act_p.bind(*operands, op=op, spec=spec, layout=layout, epilogue=epilogue)
 
 
@@ -187,7 +186,13 @@ def _batch(arrays, axes, *, op: str, spec: ConvSpec, layout: Layout, epilogue: E
     )
     others = [axes[1], *axes[2 + epilogue.residual :]]
     is_foldable = axes[0] is not None and all(axis is None for axis in others)
-    if b == 0 or not is_foldable or _primitives.is_explicit(*arrays):
+    if _explicit.is_explicit(*arrays):
+        y = _explicit.convolve(
+            *arrays, op=op, spec=spec, layout=layout, epilogue=epilogue, bind=_bind,
+            mapped_axes=axes,
+        )  # fmt: skip
+        return y, 0
+    if b == 0 or not is_foldable:
         unfused = partial(_unfused, op=op, spec=spec, layout=layout, epilogue=epilogue)
         return jax.vmap(unfused, tuple(axes))(*arrays), 0
     first, _, result = ROLES[op]

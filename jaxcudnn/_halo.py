@@ -8,7 +8,7 @@ E and low padding lo, output p meets the inputs from s p - lo to s p - lo + E - 
 
     fprop   device i needs the  s (T - 1) + E  inputs from  s T i - lo  on, and no padding;
     wgrad   needs the same of x, and its own of dy: the sum over devices is dw;
-    dgrad   needs the outputs from  ceil((S i + lo - E + 1) / s)  to  floor((S (i + 1) - 1 + lo) / s).
+    dgrad   needs those of dy from  ceil((S i + lo - E + 1) / s)  to  floor((S i + S - 1 + lo) / s).
 
 What is needed of others comes from the neighbours, who may be several on each side; positions
 outside of the array are zeros, which is what padding is. If nearly everything is needed by all,
@@ -56,9 +56,7 @@ def fprop(
     return x, _unpadded(spec, dimension, length)
 
 
-def own(
-    y: jax.Array, spec: ConvSpec, layout: Layout, dimension: int, line: Line
-) -> jax.Array:
+def own(y: jax.Array, spec: ConvSpec, layout: Layout, dimension: int, line: Line) -> jax.Array:
     """Give a device's own part of y, with zeros beyond the end."""
     return _masked(y, layout.y[2 + dimension], spec.y_shape[2 + dimension], line)
 
@@ -99,8 +97,14 @@ def dgrad(
     def own_part(dx: jax.Array) -> jax.Array:
         missing = max(0, max(offsets) - padding + inputs - length)
         dx = _padded(dx, axis, before, missing)
-        return _part(dx, axis, [each - padding + before for each in offsets], inputs, line,
-                     lambda i: offset(i) - padding + before)
+        return _part(
+            dx,
+            axis,
+            [each - padding + before for each in offsets],
+            inputs,
+            line,
+            lambda i: offset(i) - padding + before,
+        )
 
     return dy, computed, own_part
 

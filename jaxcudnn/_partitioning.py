@@ -17,20 +17,19 @@ from typing import Any
 import jax
 from jax.experimental.custom_partitioning import (
     ArrayMapping,
-    CompoundFactor,
     SdyShardingRule,
     custom_partitioning,
 )
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from . import _per_device, _sharding
 from ._options import xla_is_deterministic
 from ._per_device import Bind
-from ._sharding import Axes, Split, Tensor
-from ._spec import ROLES, ConvSpec, Epilogue, Layout
+from ._sharding import Axes, Tensor
+from ._spec import ConvSpec, Epilogue, Layout
 
 try:  # without it JAX does not say which devices a program is for; there is no public way
     from jax._src.dispatch import prim_requires_devices_during_lowering as _requiring_devices
@@ -120,26 +119,13 @@ def _partitioned(
         return call(*arrays)
 
 
-def _factors(
-    op: str, spec: ConvSpec, layout: Layout, epilogue: Epilogue
-) -> list[tuple[tuple[str, ...], ...]]:
-    """Give the factors of each operand and of the result."""
-    first, second, result = (
-        _sharding.array_factors(spec, layout, role) for role in ROLES[op]
-    )
-    channels = result[layout.axis(ROLES[op][2], 1)]
-    return [first, second, *[result] * epilogue.residual, *[(channels,)] * epilogue.bias, result]
-
-
 def _rule(op: str, spec: ConvSpec, layout: Layout, epilogue: Epilogue) -> SdyShardingRule:
     """Tell XLA which dimensions belong together."""
-    tensors = _factors(op, spec, layout, epilogue)
-    *operands, result = (
-        ArrayMapping(*(each[0] if len(each) == 1 else CompoundFactor(*each) for each in tensor))
-        for tensor in tensors
-    )
-    order = list(dict.fromkeys(factor for t in tensors for each in t for factor in each))
-    whole = {each[0] for tensor in tensors for each in tensor if len(each) == 1}
+    tensors = _sharding.operand_factors(op, spec, layout, epilogue)
+    # Of a dimension with two factors XLA would split the inner over a part of a mesh axis, too,
+    # which has no name.
+    *operands, result = (ArrayMapping(*(each[0] for each in tensor)) for tensor in tensors)
+    order = list(dict.fromkeys(each[0] for tensor in tensors for each in tensor))
     summed = set(_sharding.summed(op, spec))
     positions = {_sharding.positions(i) for i in range(spec.num_spatial)} - summed
     named = {*_sharding.factor_sizes(spec), *positions, *summed}
@@ -149,7 +135,6 @@ def _rule(op: str, spec: ConvSpec, layout: Layout, epilogue: Epilogue) -> SdySha
         reduction_factors=tuple(f for f in order if f in summed),
         permutation_factors=tuple(f for f in order if f in positions),
         need_replication_factors=tuple(f for f in order if f not in named),
-        **{f: size for f, size in _sharding.factor_sizes(spec).items() if f in order and f not in whole},
     )
 
 
@@ -159,32 +144,21 @@ def _partition(
     """Say how operands and result are to be divided, and what each device computes."""
     op, spec = params["op"], params["spec"]
     arrays = (*operands, result)
-    factors = _factors(**params)
+    factors = _sharding.operand_factors(**params)
     tensors = [
-        Tensor(each, _axes_of(array), array.size * array.dtype.itemsize)
+        Tensor(each, _sharding.axes_of(array.sharding.spec, array.ndim), _bytes(array))
         for each, array in zip(factors, arrays, strict=True)
     ]
     split, unused = _sharding.choose(tensors, spec, mesh.shape)
     if unused:
         _warn_of_replication(unused, op, spec, mesh.shape)
-    shardings = [NamedSharding(mesh, _partition_spec(split, each)) for each in factors]
-    compute = partial(
-        _per_device.compute, split=split, mesh=dict(mesh.shape), bind=bind, **params
-    )
+    shardings = [NamedSharding(mesh, _sharding.partition_spec(split, each)) for each in factors]
+    compute = partial(_per_device.compute, split=split, mesh=dict(mesh.shape), bind=bind, **params)
     return mesh, compute, shardings[-1], tuple(shardings[:-1])
 
 
-def _axes_of(array: Any) -> tuple[Axes, ...]:
-    """Give the mesh axes over which each axis of an array is divided."""
-    entries = (*array.sharding.spec, *[None] * array.ndim)[: array.ndim]
-    return tuple(
-        () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-        for entry in entries
-    )
-
-
-def _partition_spec(split: Split, factors: tuple[tuple[str, ...], ...]) -> PartitionSpec:
-    return PartitionSpec(*(axes or None for axes in _sharding.mapping(split, factors)))
+def _bytes(array: Any) -> int:
+    return array.size * array.dtype.itemsize
 
 
 @cache
@@ -192,9 +166,7 @@ def _told_of_replication() -> list[bool]:
     return []
 
 
-def _warn_of_replication(
-    unused: Axes, op: str, spec: ConvSpec, mesh: Mapping[str, int]
-) -> None:
+def _warn_of_replication(unused: Axes, op: str, spec: ConvSpec, mesh: Mapping[str, int]) -> None:
     """Warn once in a process."""
     if _told_of_replication():
         return
@@ -202,9 +174,9 @@ def _warn_of_replication(
     axes = ", ".join(f"{axis!r} of {mesh[axis]} devices" for axis in unused)
     warnings.warn(
         f"jaxcudnn: arrays of a convolution must be divided by images, channels, groups or "
-        f"positions, and other dimensions than positions evenly, to be computed in parts, got "
-        f"{_sharding.describe(spec, op)} divided otherwise over the mesh axis {axes}; all devices along "
-        f"it compute the same, of this convolution and of others like it. Choose sizes that the "
+        f"positions, and all but positions evenly, to be computed in parts, got "
+        f"{_sharding.describe(spec, op)} divided otherwise over the mesh axis {axes}. All devices "
+        f"along it compute the same, as of other convolutions like it; choose sizes that the "
         f"number of devices divides, or shard other dimensions",
         RuntimeWarning,
         stacklevel=2,

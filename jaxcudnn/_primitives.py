@@ -29,8 +29,9 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from . import _lowering, _partitioning, _reference
+from . import _explicit, _lowering, _partitioning, _reference
 from ._axes import fold, unfold
+from ._explicit import is_explicit
 from ._spec import ROLES, ConvSpec, Epilogue, Layout, Role
 from ._varying import equally_varying, vary_as
 
@@ -80,7 +81,9 @@ def compute(arrays: Mapping[Role, jax.Array], *, spec: ConvSpec, layout: Layout)
     operation = _COMPUTING[result]
     operands = equally_varying(*(arrays[role] for role in operation.operands))
     if is_explicit(*operands):
-        return operation.reference(*operands, spec=spec, layout=layout)
+        return _explicit.convolve(
+            *operands, op=operation.name, spec=spec, layout=layout, epilogue=Epilogue(), bind=bind
+        )
     return operation.primitive.bind(*operands, spec=spec, layout=layout)
 
 
@@ -98,14 +101,6 @@ def _abstract_eval(
         dtype=jnp.dtype(spec.dtype(result)),
         weak_type=a.weak_type and b.weak_type,
     )
-
-
-def is_explicit(*arrays: jax.Array) -> bool:
-    """Say whether an array is sharded over explicit mesh axes, as a mapped one or a cotangent may.
-
-    Then `lax` has rules for the type of the result.
-    """
-    return any(axes for array in arrays for axes in jax.typeof(array).sharding.spec.partitions)
 
 
 def _jvp(primals, tangents, *, result: Role, spec: ConvSpec, layout: Layout):
@@ -128,7 +123,10 @@ def _transpose(
     """Compute the cotangent of operand number `wanted`, of which only the aval is known."""
     roles = _COMPUTING[result].operands
     other = 1 - wanted
-    return compute({result: ct, roles[other]: (a, b)[other]}, spec=spec, layout=layout)
+    gradient = compute({result: ct, roles[other]: (a, b)[other]}, spec=spec, layout=layout)
+    if is_explicit(gradient):  # as a cotangent may be of what is not
+        gradient = jax.sharding.reshard(gradient, (a, b)[wanted].aval.sharding)
+    return gradient
 
 
 class _Fold(NamedTuple):
@@ -169,8 +167,11 @@ def _batch(
     layout: Layout,
 ) -> tuple[jax.Array, int]:
     if is_explicit(*arrays):
-        formula = partial(_COMPUTING[result].reference, spec=spec, layout=layout)
-        return jax.vmap(formula, mapped_axes)(*arrays), 0
+        y = _explicit.convolve(
+            *arrays, op=_COMPUTING[result].name, spec=spec, layout=layout, epilogue=Epilogue(),
+            bind=bind, mapped_axes=mapped_axes,
+        )  # fmt: skip
+        return y, 0
     operands = dict(zip(_COMPUTING[result].operands, arrays, strict=True))
     mapped = {
         role: axis for role, axis in zip(operands, mapped_axes, strict=True) if axis is not None
@@ -203,7 +204,7 @@ def _register(result: Role, operation: _Operation) -> None:
     batching.primitive_batchers[primitive] = partial(_batch, result=result)
     formula = mlir.lower_fun(operation.reference, multiple_results=False)
     mlir.register_lowering(primitive, formula)
-    divisible = partial(_partitioning.divisible, bind=_bind, op=operation.name)
+    divisible = partial(_partitioning.divisible, bind=bind, op=operation.name)
     mlir.register_lowering(primitive, divisible(formula, formula), platform="cpu")
     cuda = _lowering.lower_cuda(operation.name, operation.reference)
     of_xla = _lowering.lower_formula(operation.name, operation.reference)
@@ -211,7 +212,7 @@ def _register(result: Role, operation: _Operation) -> None:
     _partitioning.needs_devices(primitive)
 
 
-def _bind(
+def bind(
     a: jax.Array, b: jax.Array, *, op: str, spec: ConvSpec, layout: Layout, epilogue: Epilogue
 ) -> jax.Array:
     """Compute what one device does of a convolution that is split, and that has no epilogue."""

@@ -8,7 +8,7 @@ all three:
     inputs C        x and w        summed over in fprop
     outputs K       w and y        summed over in dgrad
     groups G        x, w and y     outermost in the channels of x and y and in the first of w
-    positions       x and y        summed over in wgrad; what is computed needs some of a neighbour's
+    positions       x and y        summed over in wgrad; neighbours need some of each other's
     window          w              not split
 
 To split a factor over mesh axes is to give each device a part of it, in all arrays that have it.
@@ -22,7 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ._spec import ROLES, ConvSpec, Layout, Role, Shape
+from jax.sharding import PartitionSpec
+
+from ._spec import ROLES, ConvSpec, Epilogue, Layout, Role
 
 Axes = tuple[str, ...]
 """Names of mesh axes, from the outermost."""
@@ -31,6 +33,8 @@ Split = Mapping[str, Axes]
 """The mesh axes that split each factor, of factors that are split."""
 
 IMAGES, INPUTS, OUTPUTS, GROUPS = "n", "c", "k", "g"
+MAPPED = "b"
+"""An axis over which `vmap` maps a convolution."""
 
 _SUMMED = {"fprop": INPUTS, "dgrad": OUTPUTS, "wgrad": IMAGES}
 
@@ -90,13 +94,32 @@ def summed(op: str, spec: ConvSpec) -> tuple[str, ...]:
     return (IMAGES, *(positions(i) for i in range(spec.num_spatial)))
 
 
-def mapping(split: Split, dimensions: Sequence[Sequence[str]]) -> tuple[Axes, ...]:
+def partition_spec(split: Split, dimensions: Sequence[Sequence[str]]) -> PartitionSpec:
+    """Say how an array with these factors is divided."""
+    divided = (sum((split.get(factor, ()) for factor in each), ()) for each in dimensions)
+    return PartitionSpec(*(axes or None for axes in divided))
+
+
+def axes_of(spec: PartitionSpec, rank: int) -> tuple[Axes, ...]:
     """Give the mesh axes over which each axis of an array is divided."""
-    return tuple(sum((split.get(factor, ()) for factor in each), ()) for each in dimensions)
+    entries = (*spec, *[None] * rank)[:rank]
+    return tuple(
+        () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        for entry in entries
+    )
+
+
+def operand_factors(
+    op: str, spec: ConvSpec, layout: Layout, epilogue: Epilogue
+) -> list[tuple[tuple[str, ...], ...]]:
+    """Give the factors of each axis of each operand, and of the result."""
+    first, second, result = (array_factors(spec, layout, role) for role in ROLES[op])
+    channels = result[layout.axis(ROLES[op][2], 1)]
+    return [first, second, *[result] * epilogue.residual, *[(channels,)] * epilogue.bias, result]
 
 
 def choose(
-    tensors: Sequence[Tensor], spec: ConvSpec, mesh: Mapping[str, int]
+    tensors: Sequence[Tensor], spec: ConvSpec, mesh: Mapping[str, int], mapped: int = 1
 ) -> tuple[dict[str, Axes], Axes]:
     """Choose the factor that each mesh axis splits.
 
@@ -104,18 +127,21 @@ def choose(
       tensors: operands and result.
       spec: of the convolution.
       mesh: the sizes of mesh axes.
+      mapped: how many such convolutions there are, along a mapped axis.
 
     Returns:
       The split, and the axes that divide an array and can split nothing.
     """
-    sizes = factor_sizes(spec)
+    sizes = {MAPPED: mapped, **factor_sizes(spec)}
     largest_first = sorted(tensors, key=lambda tensor: -tensor.bytes)
     votes: dict[str, dict[str, int]] = {}
     for tensor in largest_first:
         for axis, factor in _wanted(tensor, sizes, mesh):
             counts = votes.setdefault(axis, {})
             counts[factor] = counts.get(factor, 0) + tensor.bytes
-    winners = {axis: max(counts, key=lambda factor: counts[factor]) for axis, counts in votes.items()}
+    winners = {
+        axis: max(counts, key=lambda factor: counts[factor]) for axis, counts in votes.items()
+    }
     split: dict[str, Axes] = {}
     for tensor in largest_first:
         for axis, factor in _wanted(tensor, sizes, mesh):
@@ -177,7 +203,7 @@ def local_spec(spec: ConvSpec, split: Split, mesh: Mapping[str, int]) -> ConvSpe
     )
 
 
-def describe(spec: ConvSpec, op: str) -> Shape | str:
+def describe(spec: ConvSpec, op: str) -> str:
     """Describe a convolution for a message."""
     first, second, result = (f"{role} {spec.shape(role)}" for role in ROLES[op])
     grouped = f" in {spec.groups} groups" if spec.groups > 1 else ""
