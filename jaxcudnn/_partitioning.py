@@ -78,9 +78,9 @@ def _is_divided(ctx: mlir.LoweringRuleContext) -> bool:
         return math.prod(axes.mesh.shape[name] for name in automatic) > 1
     if axes.num_devices == 1 or not isinstance(axes, mlir.ShardingContext):
         return False
-    # Types say of explicit axes how arrays are divided, and these are not, or it would be known.
+    # Types say how arrays are divided over explicit axes, and these are not divided.
     types = ctx.avals_in[0].sharding.mesh.axis_types
-    return not types or AxisType.Explicit not in types
+    return not types or any(kind != AxisType.Explicit for kind in types)
 
 
 def _is_partitionable(ctx: mlir.LoweringRuleContext) -> bool:
