@@ -154,7 +154,14 @@ def _partition(
         _warn_of_replication(unused, op, spec, mesh.shape)
     shardings = [NamedSharding(mesh, _sharding.partition_spec(split, each)) for each in factors]
     compute = partial(_per_device.compute, split=split, mesh=dict(mesh.shape), bind=bind, **params)
-    return mesh, compute, shardings[-1], tuple(shardings[:-1])
+    automatic = mesh.abstract_mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+    def part(*arrays: jax.Array) -> jax.Array:
+        # Parts have no types that say how they are divided, over whatever axes.
+        with jax.sharding.use_abstract_mesh(automatic):
+            return compute(*arrays)
+
+    return mesh, part, shardings[-1], tuple(shardings[:-1])
 
 
 def _bytes(array: Any) -> int:
